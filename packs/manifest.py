@@ -59,7 +59,7 @@ def resolve_model(path: Path | None) -> ModelSource:
         path = default_pack()
         if not (path / MANIFEST).is_file():
             raise BadModel(
-                f"no model was named and the default pack is not at {path}: run `python -m packs.default`, or give --model"
+                f"no model was named, and the default pack is not at {path}: run `python -m packs.default` or give --model"
             )
     if path.is_dir():
         return _resolve_pack(path)
