@@ -58,9 +58,8 @@ def resolve_model(path: Path | None) -> ModelSource:
     if path is None:
         path = default_pack()
         if not (path / MANIFEST).is_file():
-            raise BadModel(
-                f"no model was named, and the default pack is not at {path}: run `python -m packs.default` or give --model"
-            )
+            way = "run `python -m packs.default`, or give --model"
+            raise BadModel(f"no model was named and the default pack is not at {path}: {way}")
     if path.is_dir():
         return _resolve_pack(path)
     if not path.is_file():
