@@ -1,0 +1,236 @@
+"""The chat request as OpenAI's clients send it: typed, checked with the path of what is wrong, reduced to what we do.
+
+Unknown fields are ignored, as that API does; known fields that would change the reply and are not supported here are
+refused by name. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.errors import InvalidRequest, Unsupported
+from gateway.text.stops import MAX_STOPS
+
+DEFAULT_TEMPERATURE = 0.7
+MAX_TOP_LOGPROBS = 20
+_GREATEST_SEED = 2**64 - 1
+
+_THINKING_OFF = frozenset({"none", "off", "minimal", "disabled", "false"})
+_EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
+
+
+class ContentPart(msgspec.Struct):
+    """One element of a message's content list."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of the history as it was sent."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class ChatBody(msgspec.Struct):
+    """The JSON body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to pick tokens. None means that nothing is said and the engine's own default holds."""
+
+    temperature: float = DEFAULT_TEMPERATURE
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """A chat request that has passed every check."""
+
+    messages: list[Message]
+    sampling: Sampling
+    stops: tuple[str, ...]
+    max_tokens: int | None  # None: as far as the context goes
+    stream: bool
+    include_usage: bool
+    top_logprobs: int | None  # None: no log-probabilities wanted
+    template_variables: dict[str, Any]
+    model: str | None
+
+
+_decoder = msgspec.json.Decoder(ChatBody)
+
+
+def parse_chat_request(body: bytes, defaults: Sampling) -> ChatRequest:
+    """Decode and check a body; raises InvalidRequest whose text names the field."""
+    try:
+        chat = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `")
+        raise InvalidRequest(f"{text}{' at ' + path[:-1] if path else ''}", param=path[2:-1] or None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    _refuse_unsupported(chat)
+    if not chat.messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    return ChatRequest(
+        messages=chat.messages,
+        sampling=_sampling(chat, defaults),
+        stops=_stops(chat.stop),
+        max_tokens=_max_tokens(chat),
+        stream=bool(chat.stream),
+        include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
+        top_logprobs=_top_logprobs(chat),
+        template_variables=_template_variables(chat),
+        model=chat.model,
+    )
+
+
+def sampling_defaults(metadata: Mapping[str, Any], pack: Mapping[str, float]) -> Sampling:
+    """What applies when a client says nothing: the pack's word, else the file's `general.sampling.*`, else 0.7."""
+
+    def pick(*names: str) -> float | None:
+        for values, prefix in ((pack, ""), (metadata, "general.sampling.")):
+            for name in names:
+                value = values.get(prefix + name)
+                if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                    return float(value)
+        return None
+
+    temperature, top_k = pick("temperature", "temp"), pick("top_k")
+    return Sampling(
+        temperature=DEFAULT_TEMPERATURE if temperature is None else temperature,
+        top_p=pick("top_p"),
+        top_k=None if top_k is None else int(top_k),
+        min_p=pick("min_p"),
+    )
+
+
+def _refuse_unsupported(chat: ChatBody) -> None:
+    if chat.tools or chat.functions:
+        raise Unsupported("tools are not supported by this server", param="tools" if chat.tools else "functions")
+    for index, message in enumerate(chat.messages):
+        if message.role in ("tool", "function") or message.tool_calls or message.function_call:
+            raise Unsupported(
+                f"messages[{index}] belongs to a tool call; tools are not supported by this server",
+                param=f"messages[{index}]",
+            )
+    if chat.n is not None and chat.n != 1:
+        raise Unsupported("n must be 1: this server gives one reply a request", param="n")
+    if chat.response_format is not None and chat.response_format.get("type") != "text":
+        raise Unsupported("response_format other than text is not supported by this server", param="response_format")
+    if chat.logit_bias:
+        raise Unsupported("logit_bias is not supported by this server", param="logit_bias")
+    if chat.audio is not None or (chat.modalities is not None and set(chat.modalities) - {"text"}):
+        raise Unsupported("this server replies with text only", param="modalities")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(chat, name):
+            raise Unsupported(f"{name} is not supported by this server; leave it out or send 0", param=name)
+
+
+def _sampling(chat: ChatBody, defaults: Sampling) -> Sampling:
+    given = {
+        "temperature": _within("temperature", chat.temperature, 0.0, 100.0),
+        "top_p": _within("top_p", chat.top_p, 0.0, 1.0),
+        "top_k": _whole("top_k", chat.top_k, 0, 2**31 - 1),
+        "min_p": _within("min_p", chat.min_p, 0.0, 1.0),
+        "seed": None if chat.seed is None or chat.seed == -1 else _whole("seed", chat.seed, -(2**63), _GREATEST_SEED),
+    }
+    return msgspec.structs.replace(defaults, **{name: value for name, value in given.items() if value is not None})
+
+
+def _within(name: str, value: float | None, least: float, most: float) -> float | None:
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(f"{name} must be between {least:g} and {most:g}, not {value:g}", param=name)
+    return value
+
+
+def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
+    if value is not None and not least <= value <= most:
+        raise InvalidRequest(f"{name} must be between {least} and {most}, not {value}", param=name)
+    return value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = tuple(text for text in ([stop] if isinstance(stop, str) else stop or []) if text)
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(stops)}", param="stop")
+    return stops
+
+
+def _max_tokens(chat: ChatBody) -> int | None:
+    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    value: int | None = getattr(chat, name)
+    if value is None or value == -1:
+        return None
+    if value < 0:
+        raise InvalidRequest(f"{name} must not be negative", param=name)
+    return value
+
+
+def _top_logprobs(chat: ChatBody) -> int | None:
+    if not chat.logprobs:
+        if chat.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+    return _whole("top_logprobs", chat.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+
+
+def _template_variables(chat: ChatBody) -> dict[str, Any]:
+    variables = dict(chat.chat_template_kwargs or {})
+    for name in ("messages", "add_generation_prompt", "tools"):
+        if name in variables:
+            raise InvalidRequest(f"chat_template_kwargs must not set {name}", param=f"chat_template_kwargs.{name}")
+    if chat.reasoning_effort is not None:
+        if chat.reasoning_effort in _THINKING_OFF:
+            variables.setdefault("enable_thinking", False)
+        elif chat.reasoning_effort in _EFFORTS:
+            variables.setdefault("enable_thinking", True)
+            variables.setdefault("reasoning_effort", chat.reasoning_effort)
+        else:
+            known = ", ".join(sorted(_EFFORTS | _THINKING_OFF))
+            raise InvalidRequest(
+                f"reasoning_effort {chat.reasoning_effort!r} is not known ({known})", param="reasoning_effort"
+            )
+    return variables
