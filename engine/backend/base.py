@@ -1,0 +1,147 @@
+"""What an architecture file says to a backend: frozen descriptions of blocks, and the calls that take them.
+
+A model is described once, when it is loaded; the backend records what to run for a window of tokens and is then run many
+times. Nothing here knows which processor it will be. Shapes: T tokens of the window, D the model's width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from engine.gguf import Tensor
+
+Weights = Mapping[str, Tensor]  # by role inside one block, such as "q" or "down_exps"
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first `dims` of a head."""
+
+    dims: int
+    base: float
+    adjacent: bool = False  # pairs (2i, 2i + 1) instead of (i, i + dims / 2)
+    frequency_factors: tuple[float, ...] = ()  # divide the angle of each pair
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Block selection before attention: `heads` index queries score blocks of `block` cells, the best `budget` cells stay."""
+
+    heads: int
+    dim: int
+    block: int
+    budget: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention. Weights: q k v output, and where the model has them q_norm k_norm, q_bias k_bias v_bias output_bias,
+    indexer_q indexer_k indexer_q_norm indexer_k_norm."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    eps: float
+    rope: Rope | None
+    gated: bool = False  # q holds for every head the query, then a gate for the output
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta rule. Weights: qkv z beta alpha a dt conv norm output. Value head j reads key head j mod key_heads."""
+
+    key_heads: int
+    value_heads: int
+    head_dim: int  # of keys and values
+    conv_taps: int
+    eps: float
+    output_gate: Literal["sigmoid", "silu"]
+
+
+@dataclass(frozen=True)
+class Moe:
+    """Routed experts. Weights: router, gate_exps and up_exps or gate_up_exps, down_exps; with a shared expert gate_shared
+    up_shared down_shared, and router_shared if that expert has a gate."""
+
+    experts: int
+    used: int
+    normalise: bool  # chosen weights add up to 1
+    weight_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class HyperConnection:
+    """Residual streams. Weights: norm down up, and inject unless it is the final read."""
+
+    streams: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """Embeddings of the last two and three tokens, looked up by hash. Weights: table key value norm_key norm_query norm_conv conv."""
+
+    multipliers: tuple[int, ...]
+    head_sizes: tuple[int, ...]
+    head_offsets: tuple[int, ...]
+    heads_per_ngram: int
+    row_width: int
+    conv_taps: int
+    dilation: int
+    reset_token: int
+    streams: int
+    eps: float
+
+
+@dataclass(frozen=True)
+class StateArray:
+    """One piece of a sequence's state.
+
+    Positional: row i belongs to cells i * cells_per_row …, so it can be cut. Otherwise the array is a summary of all
+    cells so far and has to be copied to be kept.
+    """
+
+    name: str
+    array: np.ndarray
+    positional: bool
+    cells_per_row: int = 1
+
+
+class Rows(Protocol):
+    """A handle for float32 activations [T, width] of the window."""
+
+    width: int
+
+
+class Backend(Protocol):
+    """Blocks. Every call appends to the description of the model; none computes."""
+
+    max_context: int
+    state: list[StateArray]
+
+    def embed(self, table: Tensor, *, copies: int = 1) -> Any: ...
+
+    def norm(self, x: Any, weight: Tensor, *, eps: float) -> Any: ...
+
+    def attention(self, x: Any, spec: Attention, weights: Weights) -> Any: ...
+
+    def delta_net(self, x: Any, spec: DeltaNet, weights: Weights) -> Any: ...
+
+    def moe(self, x: Any, spec: Moe, weights: Weights) -> Any: ...
+
+    def feed_forward(self, x: Any, weights: Weights) -> Any: ...
+
+    def add(self, x: Any, y: Any) -> Any: ...
+
+    def hyper_read(self, streams: Any, spec: HyperConnection, weights: Weights) -> tuple[Any, Any]: ...
+
+    def hyper_write(self, streams: Any, y: Any, inject: Any) -> Any: ...
+
+    def ngram(self, streams: Any, spec: NgramTable, weights: Weights) -> Any: ...
+
+    def head(self, x: Any, weight: Tensor) -> None: ...

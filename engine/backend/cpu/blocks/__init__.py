@@ -1,0 +1,1 @@
+"""The blocks of backend.base, each composed of kernels."""

@@ -1,0 +1,2 @@
+"""Row dots written by hand."""
+ROW_DOTS = {}

@@ -1,0 +1,464 @@
+"""Vectors as numba values: sixteen f32 or i32 lanes, sixty-four bytes, and the few operations the kernels are made of.
+
+Float operations are plain LLVM adds and multiplies in a fixed order (never contracted to fma), and the int8 products
+are exact integers, so every tier of `isa` gives the same bits. Addresses are int64 numbers; loads need no alignment.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+from engine.backend.cpu import isa
+
+_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_ELEMENTS = {"i8": _I8, "i32": _I32, "f32": _F32}
+
+
+class Vector(types.Type):
+    """A numba type that is one LLVM vector."""
+
+    def __init__(self, element: str, lanes: int) -> None:
+        self.element, self.lanes = element, lanes
+        super().__init__(name=f"vector({element}x{lanes})")
+
+
+@register_model(Vector)
+class VectorModel(PrimitiveModel):
+    """Held as the LLVM vector itself, in registers where they suffice."""
+
+    def __init__(self, manager, numba_type) -> None:
+        super().__init__(manager, numba_type, ir.VectorType(_ELEMENTS[numba_type.element], numba_type.lanes))
+
+
+f32x16, i32x16, i8x64, i8x32, i32x8 = (
+    Vector("f32", 16), Vector("i32", 16), Vector("i8", 64), Vector("i8", 32), Vector("i32", 8))
+
+
+def _ir_vector(vector: Vector) -> ir.VectorType:
+    return ir.VectorType(_ELEMENTS[vector.element], vector.lanes)
+
+
+def _declare(builder, name: str, signature: ir.FunctionType) -> ir.Function:
+    found = builder.module.globals.get(name)
+    return found if found is not None else ir.Function(builder.module, signature, name)
+
+
+def _pointer(builder, address, element):
+    return builder.inttoptr(address, element.as_pointer())
+
+
+def _splat(builder, scalar, lanes: int):
+    vector = ir.VectorType(scalar.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), _mask([0] * lanes))
+
+
+def _mask(lanes) -> ir.Constant:
+    lanes = list(lanes)
+    return ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
+
+
+def _operation(result, arguments, emit):
+    """An intrinsic with this numba signature whose code is `emit(builder, *values)`."""
+    signature = result(*arguments)
+
+    def code(context, builder, _signature, values):
+        out = emit(builder, *values)
+        return context.get_dummy_value() if out is None else out
+
+    shapes = (  # numba asks for the arity in the Python signature
+        None,
+        lambda typing, x: (signature, code),
+        lambda typing, x, y: (signature, code),
+        lambda typing, x, y, z: (signature, code))
+    return intrinsic(shapes[len(arguments)])
+
+
+def _load(vector: Vector):
+    return _operation(vector, [types.int64], lambda b, p: b.load(_pointer(b, p, _ir_vector(vector)), align=1))
+
+
+def _store(vector: Vector):
+    def emit(b, p, value):
+        b.store(value, _pointer(b, p, _ir_vector(vector)), align=1)
+    return _operation(types.void, [types.int64, vector], emit)
+
+
+load_f32x16, load_i32x16, load_i8x64, load_i8x32 = _load(f32x16), _load(i32x16), _load(i8x64), _load(i8x32)
+store_f32x16, store_i32x16, store_i8x64, store_i8x32 = _store(f32x16), _store(i32x16), _store(i8x64), _store(i8x32)
+
+
+def _scalar_load(element, numba_type, bits=None):
+    def emit(b, p):
+        value = b.load(_pointer(b, p, element), align=1)
+        return value if bits is None else bits(b, value)
+    return _operation(numba_type, [types.int64], emit)
+
+
+def _scalar_store(element, numba_type, bits=None):
+    def emit(b, p, value):
+        b.store(value if bits is None else bits(b, value), _pointer(b, p, element), align=1)
+    return _operation(types.void, [types.int64, numba_type], emit)
+
+
+load_i64 = _scalar_load(_I64, types.int64)
+load_i32 = _scalar_load(_I32, types.int32)
+load_f32 = _scalar_load(_F32, types.float32)
+load_u8 = _scalar_load(_I8, types.int32, lambda b, v: b.zext(v, _I32))
+load_s8 = _scalar_load(_I8, types.int32, lambda b, v: b.sext(v, _I32))
+load_u16 = _scalar_load(_I16, types.int32, lambda b, v: b.zext(v, _I32))
+store_i64 = _scalar_store(_I64, types.int64)
+store_i32 = _scalar_store(_I32, types.int32)
+store_f32 = _scalar_store(_F32, types.float32)
+store_i8 = _scalar_store(_I8, types.int32, lambda b, v: b.trunc(v, _I8))
+bits_of_f32 = _operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, _I32))
+f32_of_bits = _operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, _F32))
+
+splat_f32 = _operation(f32x16, [types.float32], lambda b, v: _splat(b, v, 16))
+splat_i32 = _operation(i32x16, [types.int32], lambda b, v: _splat(b, v, 16))
+splat_i8 = _operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 64))
+splat_i8x32 = _operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 32))
+splat_bytes = _operation(  # four bytes, sixteen times
+    i8x64, [types.int32], lambda b, v: b.bitcast(_splat(b, v, 16), ir.VectorType(_I8, 64)))
+
+add_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
+sub_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
+mul_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fmul(x, y))
+div_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fdiv(x, y))
+add_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
+sub_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.sub(x, y))
+mul_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
+zero_i32x8 = _operation(i32x8, [types.int64], lambda b, _: ir.Constant(_ir_vector(i32x8), [0] * 8))
+to_f32 = _operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, _F32))
+f32_of_i32 = _operation(f32x16, [i32x16], lambda b, x: b.sitofp(x, _ir_vector(f32x16)))
+
+
+def _bytes(vector: Vector):
+    """Bitwise and, or, xor, shift right, shift left (by a constant count in every byte) on a byte vector."""
+    two = [vector, vector]
+    lanes, kind = vector.lanes, _ir_vector(vector)
+
+    def shift(left):
+        def emit(b, x, count):
+            by = _splat(b, b.trunc(count, _I8), lanes)
+            return b.shl(x, by) if left else b.lshr(x, by)
+        return _operation(vector, [vector, types.int32], emit)
+
+    def add(b, x, y):
+        return b.add(x, y)
+
+    def equal(b, x, y):
+        return b.sext(b.icmp_unsigned("==", x, y), kind)
+
+    return (_operation(vector, two, lambda b, x, y: b.and_(x, y)), _operation(vector, two, lambda b, x, y: b.or_(x, y)),
+            shift(False), shift(True), _operation(vector, two, add), _operation(vector, two, equal))
+
+
+and_i8x64, or_i8x64, shr_i8x64, shl_i8x64, add_i8x64, equal_i8x64 = _bytes(i8x64)
+and_i8x32, or_i8x32, shr_i8x32, shl_i8x32, add_i8x32, equal_i8x32 = _bytes(i8x32)
+low_half = _operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, _mask(range(32))))
+high_half = _operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, _mask(range(32, 64))))
+join_halves = _operation(i8x64, [i8x32, i8x32], lambda b, x, y: b.shuffle_vector(x, y, _mask(range(64))))
+
+
+def _dot_generic(b, accumulator, unsigned, signed, lanes: int):
+    """acc[i] += sum over 4 adjacent bytes of u8 * s8, in plain LLVM."""
+    wide = ir.VectorType(_I32, 4 * lanes)
+    product = b.mul(b.zext(unsigned, wide), b.sext(signed, wide))
+    for k in range(4):
+        part = b.shuffle_vector(product, product, _mask(range(k, 4 * lanes, 4)))
+        accumulator = b.add(accumulator, part)
+    return accumulator
+
+
+def _dot_avx2(b, accumulator, unsigned, signed, lanes: int):
+    """The same through pmaddwd on words: exact for every byte, where pmaddubsw would saturate above 127."""
+    words, half = ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
+    madd = _declare(b, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(half, [words, words]))
+    parts = []
+    for start in range(0, 4 * lanes, 16):
+        piece = _mask(range(start, start + 16))
+        u = b.zext(b.shuffle_vector(unsigned, unsigned, piece), words)
+        s = b.sext(b.shuffle_vector(signed, signed, piece), words)
+        parts.append(b.call(madd, [u, s]))
+    for x, y in zip(parts[::2], parts[1::2], strict=True):
+        pairs = b.shuffle_vector(x, y, _mask(range(16)))
+        even = b.shuffle_vector(pairs, pairs, _mask(range(0, 16, 2)))
+        odd = b.shuffle_vector(pairs, pairs, _mask(range(1, 16, 2)))
+        parts[parts.index(x)] = b.add(even, odd)
+    sums = parts[::2]
+    total = sums[0] if len(sums) == 1 else b.shuffle_vector(sums[0], sums[1], _mask(range(16)))
+    return b.add(accumulator, total)
+
+
+def _dot_vnni(b, accumulator, unsigned, signed, lanes: int):
+    bits = 32 * lanes
+    ints, raw = ir.VectorType(_I32, lanes), ir.VectorType(_I8, 4 * lanes)
+    function = _declare(b, f"llvm.x86.avx512.vpdpbusd.{bits}", ir.FunctionType(ints, [ints, raw, raw]))
+    return b.call(function, [accumulator, unsigned, signed])
+
+
+def _dot(lanes: int, ints: Vector, raw: Vector):
+    emit = {"plain": _dot_generic, "avx2": _dot_avx2, "vnni": _dot_vnni}[isa.tier()]
+    return _operation(ints, [ints, raw, raw], lambda b, acc, u, s: emit(b, acc, u, s, lanes))
+
+
+dot_i8x64 = _dot(16, i32x16, i8x64)  # acc[i] + sum of u8 * s8 over bytes 4i..4i+3
+dot_i8x32 = _dot(8, i32x8, i8x32)
+
+
+def _reduce_i32(vector: Vector):
+    kind = _ir_vector(vector)
+
+    def emit(b, x):
+        name = f"llvm.vector.reduce.add.v{vector.lanes}i32"
+        return b.call(_declare(b, name, ir.FunctionType(_I32, [kind])), [x])
+    return _operation(types.int32, [vector], emit)
+
+
+sum_i32x16, sum_i32x8 = _reduce_i32(i32x16), _reduce_i32(i32x8)
+
+
+def _tree(operation):
+    """Reduce sixteen f32 lanes by halves: (i, i+8), then (i, i+4), (i, i+2), (i, i+1)."""
+    def emit(b, x):
+        for width in (8, 4, 2, 1):
+            low = b.shuffle_vector(x, x, _mask(range(width)))
+            high = b.shuffle_vector(x, x, _mask(range(width, 2 * width)))
+            x = operation(b, low, high)
+        return b.extract_element(x, ir.Constant(_I32, 0))
+    return _operation(types.float32, [f32x16], emit)
+
+
+def _max(b, x, y):
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+sqrt_f32 = _operation(types.float32, [types.float32], lambda b, x: b.call(
+    _declare(b, "llvm.sqrt.f32", ir.FunctionType(_F32, [_F32])), [x]))
+first_f32 = _operation(types.float32, [f32x16], lambda b, x: b.extract_element(x, ir.Constant(_I32, 0)))
+sum_f32x16 = _tree(lambda b, x, y: b.fadd(x, y))
+max_f32x16 = _tree(_max)
+max_f32 = _operation(f32x16, [f32x16, f32x16], _max)
+min_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
+
+
+def _round_to_bytes(b, address, x):
+    """Store sixteen f32, rounded half to even and held within -128..127, as int8; returns the sum of the integers."""
+    kind, ints = _ir_vector(f32x16), _ir_vector(i32x16)
+    magic = ir.Constant(kind, [12582912.0] * 16)  # 1.5 * 2**23
+    whole = b.fptosi(b.fsub(b.fadd(x, magic), magic), ints)
+    top = ir.Constant(ints, [127] * 16)
+    whole = b.select(b.icmp_signed(">", whole, top), top, whole)
+    b.store(b.trunc(whole, ir.VectorType(_I8, 16)), _pointer(b, address, ir.VectorType(_I8, 16)), align=1)
+    function = _declare(b, "llvm.vector.reduce.add.v16i32", ir.FunctionType(_I32, [ints]))
+    return b.call(function, [whole])
+
+
+round_to_bytes = _operation(types.int32, [types.int64, f32x16], _round_to_bytes)
+
+
+def _transpose(b, source, row_bytes, target):
+    """16 rows of 64 bytes at `source` as 16 columns of 4-byte units: target[unit][row]."""
+    kind = ir.VectorType(_I32, 16)
+    rows = [b.load(_pointer(b, b.add(source, b.mul(row_bytes, ir.Constant(_I64, r))), kind), align=1) for r in range(16)]
+    for width in (1, 2, 4, 8):  # swap the off-diagonal blocks of `width` lanes between rows r and r + width
+        low, high = [], []
+        for lane in range(16):
+            up = lane // width % 2
+            low.append(16 + lane - width if up else lane)
+            high.append(16 + lane if up else lane + width)
+        swapped = list(rows)
+        for r in range(16):
+            if r // width % 2 == 0:
+                x, y = rows[r], rows[r + width]
+                swapped[r] = b.shuffle_vector(x, y, _mask(low))
+                swapped[r + width] = b.shuffle_vector(x, y, _mask(high))
+        rows = swapped
+    for r in range(16):
+        b.store(rows[r], _pointer(b, b.add(target, ir.Constant(_I64, 64 * r)), kind), align=1)
+
+
+transpose_16x16 = _operation(types.void, [types.int64, types.int64, types.int64], _transpose)
+
+
+def _half(b, address):
+    """f16 at an address as f32: the conversion instruction, or the same by integer arithmetic."""
+    raw = b.load(_pointer(b, address, _I16), align=1)
+    if isa.tier() != "plain":
+        return b.fpext(b.bitcast(raw, ir.HalfType()), _F32)
+    return _half_bits(b, b.zext(raw, _I32), _I32, _F32)
+
+
+def _half_bits(b, raw, ints, floats):
+    def c(value):
+        return ir.Constant(ints, value if isinstance(ints, ir.IntType) else [value] * ints.count)
+    magnitude = b.shl(b.and_(raw, c(0x7FFF)), c(13))
+    scale = 2.0**112
+    value = b.fmul(b.bitcast(magnitude, floats),
+                   ir.Constant(floats, scale if isinstance(floats, ir.FloatType) else [scale] * floats.count))
+    special = b.icmp_unsigned(">=", magnitude, c(0x7C00 << 13))
+    bits = b.select(special, b.or_(magnitude, c(0x7F800000)), b.bitcast(value, ints))
+    return b.bitcast(b.or_(bits, b.shl(b.and_(raw, c(0x8000)), c(16))), floats)
+
+
+def _half_vector(b, address):
+    raw = b.load(_pointer(b, address, ir.VectorType(_I16, 16)), align=1)
+    if isa.tier() != "plain":
+        return b.fpext(b.bitcast(raw, ir.VectorType(ir.HalfType(), 16)), _ir_vector(f32x16))
+    return _half_bits(b, b.zext(raw, _ir_vector(i32x16)), _ir_vector(i32x16), _ir_vector(f32x16))
+
+
+def _bfloat_vector(b, address):
+    raw = b.load(_pointer(b, address, ir.VectorType(_I16, 16)), align=1)
+    wide = b.shl(b.zext(raw, _ir_vector(i32x16)), ir.Constant(_ir_vector(i32x16), [16] * 16))
+    return b.bitcast(wide, _ir_vector(f32x16))
+
+
+load_f16 = _operation(types.float32, [types.int64], _half)
+load_f16x16 = _operation(f32x16, [types.int64], _half_vector)
+load_bf16x16 = _operation(f32x16, [types.int64], _bfloat_vector)
+
+# --- unpacking nibbles and bits -----------------------------------------------------------------------------------
+def _nibbles(b, address):
+    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
+    four, fifteen = (ir.Constant(ir.VectorType(_I8, 16), [v] * 16) for v in (4, 15))
+    return b.shuffle_vector(b.and_(raw, fifteen), b.lshr(raw, four), _mask(range(32)))
+
+
+def _spread_bits(b, word):
+    """Byte j is 0xFF where bit j of the word is set, else 0."""
+    raw = b.bitcast(_splat(b, word, 8), _ir_vector(i8x32))
+    copies = b.shuffle_vector(raw, raw, _mask(j // 8 for j in range(32)))
+    single = ir.Constant(_ir_vector(i8x32), [1 << j % 8 for j in range(32)])
+    return b.sext(b.icmp_unsigned("==", b.and_(copies, single), single), _ir_vector(i8x32))
+
+
+def _crumbs(b, address):
+    """Sixteen bytes as sixty-four codes of two bits, low bits first."""
+    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
+    copies = b.shuffle_vector(raw, raw, _mask(j // 4 for j in range(64)))
+    shifts = ir.Constant(_ir_vector(i8x64), [2 * (j % 4) for j in range(64)])
+    return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x64), [3] * 64))
+
+
+def lookup_i8x32(values):
+    """An operation that maps each byte 0..15 through sixteen constant bytes."""
+    constant = ir.Constant(_ir_vector(i8x32), [int(v) for v in values] * 2)
+
+    def emit(b, index):
+        if isa.tier() != "plain":
+            kind = _ir_vector(i8x32)
+            function = _declare(b, "llvm.x86.avx2.pshuf.b", ir.FunctionType(kind, [kind, kind]))
+            return b.call(function, [constant, index])
+        out = ir.Constant(_ir_vector(i8x32), ir.Undefined)
+        for j in range(32):
+            lane = ir.Constant(_I32, j)
+            code = b.zext(b.extract_element(index, lane), _I32)
+            out = b.insert_element(out, b.extract_element(constant, code), lane)
+        return out
+    return _operation(i8x32, [i8x32], emit)
+
+
+nibbles_i8x32 = _operation(i8x32, [types.int64], _nibbles)  # low nibbles of 16 bytes, then their high nibbles
+spread_bits = _operation(i8x32, [types.int32], _spread_bits)
+crumbs_i8x64 = _operation(i8x64, [types.int64], _crumbs)
+
+
+def _expand(count: int):
+    """`count` i32 at an address, each repeated to fill sixteen lanes."""
+    def emit(b, address):
+        few = b.load(_pointer(b, address, ir.VectorType(_I32, count)), align=1)
+        return b.shuffle_vector(few, few, _mask(lane * count // 16 for lane in range(16)))
+    return _operation(i32x16, [types.int64], emit)
+
+
+expand_2, expand_4 = _expand(2), _expand(4)
+
+
+# --- exp ----------------------------------------------------------------------------------------------------------
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody and Waite's split: n * high is exact for |n| < 2**9
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def _exp(b, x):
+    """e**x to 2 ulp in one fixed order of f32 operations; 0 below -87.3, infinity above 88.7, NaN stays NaN."""
+    kind, ints = _ir_vector(f32x16), _ir_vector(i32x16)
+
+    def f(value):
+        return ir.Constant(kind, [value] * 16)
+
+    clipped = b.select(b.fcmp_ordered("<", x, f(-87.336)), f(-87.336), x)
+    clipped = b.select(b.fcmp_ordered(">", clipped, f(88.72)), f(88.72), clipped)
+    magic = f(12582912.0)  # 1.5 * 2**23: adding it rounds to an integer, half to even
+    n = b.fsub(b.fadd(b.fmul(clipped, f(1.4426950408889634)), magic), magic)
+    r = b.fsub(b.fsub(clipped, b.fmul(n, f(_LN2_HIGH))), b.fmul(n, f(_LN2_LOW)))
+    p = f(_EXP[0])
+    for coefficient in _EXP[1:]:
+        p = b.fadd(b.fmul(p, r), f(coefficient))
+    p = b.fadd(b.fadd(b.fmul(b.fmul(p, r), r), r), f(1.0))
+    # 2**n in two factors, so that n = 128 and n = -126 both stay in range
+    n_int = b.fptosi(b.select(b.fcmp_unordered("uno", n, n), f(0.0), n), ints)
+    half = b.ashr(n_int, ir.Constant(ints, [1] * 16))
+    rest = b.sub(n_int, half)
+
+    def power(k):
+        return b.bitcast(b.shl(b.add(k, ir.Constant(ints, [127] * 16)), ir.Constant(ints, [23] * 16)), kind)
+
+    value = b.fmul(b.fmul(p, power(half)), power(rest))
+    value = b.select(b.fcmp_ordered("<", x, f(-87.336)), f(0.0), value)
+    value = b.select(b.fcmp_ordered(">", x, f(88.72)), f(float("inf")), value)
+    return b.select(b.fcmp_unordered("uno", x, x), x, value)
+
+
+exp_f32x16 = _operation(f32x16, [f32x16], _exp)
+
+
+# --- shared memory between threads --------------------------------------------------------------------------------
+def _atomic_add(element, numba_type):
+    def emit(b, p, value):
+        return b.atomic_rmw("add", _pointer(b, p, element), value, "seq_cst")
+    return _operation(numba_type, [types.int64, numba_type], emit)
+
+
+atomic_add_i64, atomic_add_i32 = _atomic_add(_I64, types.int64), _atomic_add(_I32, types.int32)
+atomic_load_i32 = _operation(
+    types.int32, [types.int64], lambda b, p: b.load_atomic(_pointer(b, p, _I32), "seq_cst", 4))
+
+
+def _atomic_store(b, p, value):
+    b.store_atomic(value, _pointer(b, p, _I32), "seq_cst", 4)
+
+
+def _pause(b):
+    b.call(_declare(b, "llvm.x86.sse2.pause", ir.FunctionType(ir.VoidType(), [])), [])
+
+
+def _prefetch(b, p):
+    byte = _I8.as_pointer()
+    function = _declare(b, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]))
+    b.call(function, [b.inttoptr(p, byte), *(ir.Constant(_I32, v) for v in (0, 3, 1))])
+
+
+atomic_store_i32 = _operation(types.void, [types.int64, types.int32], _atomic_store)
+prefetch = _operation(types.void, [types.int64], _prefetch)
+
+
+@intrinsic
+def pause(typing):
+    """Tell the core that this is a spin loop."""
+    def code(context, builder, signature, values):
+        _pause(builder)
+        return context.get_dummy_value()
+    return types.void(), code
+
+
+@intrinsic
+def call_kernel(typing, function, arguments, window, counter, worker):
+    """Call the machine code at `function`: void (int64 arguments, int64 window, int64 counter, int64 worker)."""
+    def code(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 5), code

@@ -1,0 +1,68 @@
+"""Sums and elementwise functions over float32 rows in memory, each in one fixed order.
+
+A sum runs in sixteen lanes, is folded by halves, and takes what is left over (rows that are no multiple of 16) one by one.
+"""
+
+from numba import njit
+
+from engine.backend.cpu import simd
+
+_ONE, _NEGATIVE_ZERO = 0x3F800000, 0x80000000 - (1 << 32)  # bit patterns
+
+
+@njit(error_model="numpy")
+def dot(x, y, n):
+    """Sum of x[i] * y[i]; x and y are addresses of n f32."""
+    lanes = simd.splat_f32(simd.f32_of_bits(0))
+    whole = n // 16 * 16
+    for i in range(0, whole, 16):
+        lanes = simd.add_f32(lanes, simd.mul_f32(simd.load_f32x16(x + 4 * i), simd.load_f32x16(y + 4 * i)))
+    total = simd.sum_f32x16(lanes)
+    for i in range(whole, n):
+        total += simd.load_f32(x + 4 * i) * simd.load_f32(y + 4 * i)
+    return total
+
+
+@njit(error_model="numpy")
+def sigmoid16(x):
+    """1 / (1 + e**-x) of sixteen lanes."""
+    one = simd.splat_f32(simd.f32_of_bits(_ONE))
+    minus = simd.sub_f32(simd.splat_f32(simd.f32_of_bits(_NEGATIVE_ZERO)), x)
+    return simd.div_f32(one, simd.add_f32(one, simd.exp_f32x16(minus)))
+
+
+@njit(error_model="numpy")
+def exp(x):
+    """e**x of one f32, the same bits as a lane of `simd.exp_f32x16`."""
+    return simd.first_f32(simd.exp_f32x16(simd.splat_f32(x)))
+
+
+@njit(error_model="numpy")
+def sigmoid(x):
+    """1 / (1 + e**-x) of one f32."""
+    return simd.first_f32(sigmoid16(simd.splat_f32(x)))
+
+
+@njit(error_model="numpy")
+def largest(x, n):
+    """Greatest of n f32, n at least 1."""
+    top = simd.load_f32(x)
+    for i in range(1, n):
+        v = simd.load_f32(x + 4 * i)
+        if v > top:
+            top = v
+    return top
+
+
+@njit(error_model="numpy")
+def exp_and_sum(x, n, minus):
+    """Replace n f32 by e**(x - minus) and return their sum; x has room for n rounded up to 16, which is overwritten."""
+    whole = (n + 15) // 16 * 16
+    for i in range(n, whole):
+        simd.store_f32(x + 4 * i, simd.f32_of_bits(0xFF800000 - (1 << 32)))  # minus infinity: adds nothing
+    lanes, shift = simd.splat_f32(simd.f32_of_bits(0)), simd.splat_f32(minus)
+    for i in range(0, whole, 16):
+        e = simd.exp_f32x16(simd.sub_f32(simd.load_f32x16(x + 4 * i), shift))
+        simd.store_f32x16(x + 4 * i, e)
+        lanes = simd.add_f32(lanes, e)
+    return simd.sum_f32x16(lanes)

@@ -1,0 +1,1 @@
+"""Model architectures: what each is, written as calls on a backend."""

@@ -1,0 +1,112 @@
+"""What architecture files share: typed access to metadata, tensors by layer, and what a description returns.
+
+Knows GGUF names and nothing of processors.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.backend.base import Backend
+from engine.errors import BadModel
+from engine.gguf import ModelFiles, Tensor
+
+MAX_LAYERS = 1024
+
+
+class Hyper:
+    """Hyperparameters of one file: `<arch>.<key>` of the metadata, with checks."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+        self.arch = str(files.metadata["general.architecture"])
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._files.metadata.get(f"{self.arch}.{key}", default)
+        if value is None:
+            raise BadModel(f"the metadata lacks {self.arch}.{key}")
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether the file gives a value."""
+        return f"{self.arch}.{key}" in self._files.metadata
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31) -> int:
+        """An integer in low..high."""
+        value = self._get(key, default)
+        if not isinstance(value, int) or not low <= value <= high:
+            raise BadModel(f"{self.arch}.{key}: expected a whole number in {low}..{high}, found {value!r}"[:200])
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite float."""
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or not abs(value) < 1e30:
+            raise BadModel(f"{self.arch}.{key}: expected a number, found {value!r}"[:200])
+        return float(value)
+
+    def integers(self, key: str, length: int | None = None) -> list[int]:
+        """An array of integers, of a given length if one is expected."""
+        values = self._files.array(f"{self.arch}.{key}")
+        if (length is not None and len(values) != length) or not all(isinstance(v, int) for v in values):
+            raise BadModel(f"{self.arch}.{key}: expected {length or 'some'} whole numbers, found {values!r}"[:200])
+        return values
+
+    def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """One integer a layer: from an array, or a single value for all."""
+        name = f"{self.arch}.{key}"
+        if name in self._files.metadata and not isinstance(self._files.metadata[name], int):
+            return self.integers(key)[:layers]
+        return [self.integer(key, default, low=0)] * layers
+
+    @property
+    def layers(self) -> int:
+        """Blocks of the trunk; trailing draft blocks are not counted."""
+        blocks = self.integer("block_count", high=MAX_LAYERS)
+        drafts = self.integer("nextn_predict_layers", 0, low=0, high=blocks - 1)
+        return blocks - drafts
+
+
+class Tensors:
+    """The tensors of one file by name; a missing one is a BadModel that names it."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._tensors.get(name)
+        if found is None:
+            raise BadModel(f"the file lacks the tensor {name}")
+        return found
+
+    def get(self, name: str) -> Tensor | None:
+        """The tensor, or None."""
+        return self._tensors.get(name)
+
+    def block(self, layer: int, roles: Mapping[str, str], optional: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+        """Tensors of one layer by role: `roles` must be there, `optional` may be. Values are names behind `blk.N.`."""
+        found = {role: self[f"blk.{layer}.{name}"] for role, name in roles.items()}
+        for role, name in (optional or {}).items():
+            tensor = self.get(f"blk.{layer}.{name}")
+            if tensor is not None:
+                found[role] = tensor
+        return found
+
+    def head(self) -> Tensor:
+        """The output matrix; a file without one ties it to the embedding."""
+        return self.get("output.weight") or self["token_embd.weight"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An entry of the registry."""
+
+    describe: Callable[[Backend, Hyper, Tensors], None]  # records the whole trunk, embedding to logits
+
+
+def routed_experts(tensors: Tensors, layer: int) -> dict[str, Tensor]:
+    """Roles of a layer's routed experts, with gate and up in one tensor or two."""
+    down = {"router": "ffn_gate_inp.weight", "down_exps": "ffn_down_exps.weight"}
+    if tensors.get(f"blk.{layer}.ffn_gate_up_exps.weight") is not None:
+        return tensors.block(layer, {**down, "gate_up_exps": "ffn_gate_up_exps.weight"})
+    return tensors.block(layer, {**down, "gate_exps": "ffn_gate_exps.weight", "up_exps": "ffn_up_exps.weight"})

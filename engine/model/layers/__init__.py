@@ -1,0 +1,1 @@
+"""Layer kinds that several architectures are composed of."""

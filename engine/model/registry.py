@@ -1,0 +1,19 @@
+"""Which architectures there are: the value of `general.architecture`, and the file that describes it."""
+
+from types import MappingProxyType
+
+from engine.errors import BadModel
+from engine.model import llama, qwen3moe
+from engine.model.base import Architecture
+
+ARCHITECTURES = MappingProxyType({
+    "llama": Architecture(llama.describe),
+    "qwen3moe": Architecture(qwen3moe.describe),
+})
+
+
+def architecture(name: str) -> Architecture:
+    """The entry for a name; an unknown one is a BadModel that lists what there is."""
+    if name not in ARCHITECTURES:
+        raise BadModel(f"the architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
