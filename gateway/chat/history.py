@@ -1,8 +1,9 @@
 """The history as a template may have it: plain strings, roles that templates know, nothing empty.
 
-Two forms: `as_sent` keeps order and turns; `alternating` is for strict templates: one leading system message, neighbours
-of one role merged. The second is tried only when the template refuses the first, so that a late system message does not
-change the prompt's beginning (and what is cached of it) without need. Pure.
+Three forms, tried in turn until the template takes one: `as_sent` keeps order and turns; `alternating` has one leading
+system message and neighbours of one role merged; `without_system` puts the system text into the first user message. The
+later ones are for strict templates only, so that a late system message does not change the prompt's beginning (and what
+is cached of it) without need. Pure.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def alternating(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if system:
         merged.insert(0, {"role": "system", "content": _SEPARATOR.join(system)})
     return merged
+
+
+def without_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The alternating form with the system text in front of the first user message, for templates without that role."""
+    merged = alternating(turns)
+    if len(merged) < 2 or merged[0]["role"] != "system" or merged[1]["role"] != "user":
+        return merged
+    return [{"role": "user", "content": merged[0]["content"] + _SEPARATOR + merged[1]["content"]}, *merged[2:]]
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

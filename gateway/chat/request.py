@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.protocol import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K, Sampling
 from gateway.errors import InvalidRequest, Unsupported
 from gateway.text.stops import MAX_STOPS
 
 DEFAULT_TEMPERATURE = 0.7
 MAX_TOP_LOGPROBS = 20
-_GREATEST_SEED = 2**64 - 1
 
 _THINKING_OFF = frozenset({"none", "off", "minimal", "disabled", "false"})
 _EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
@@ -65,6 +65,7 @@ class ChatBody(msgspec.Struct):
     top_logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Any] | None = None
@@ -73,16 +74,6 @@ class ChatBody(msgspec.Struct):
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
-
-
-class Sampling(msgspec.Struct, frozen=True):
-    """How to pick tokens. None means that nothing is said and the engine's own default holds."""
-
-    temperature: float = DEFAULT_TEMPERATURE
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -138,13 +129,19 @@ def sampling_defaults(metadata: Mapping[str, Any], pack: Mapping[str, float]) ->
                     return float(value)
         return None
 
-    temperature, top_k = pick("temperature", "temp"), pick("top_k")
-    return Sampling(
-        temperature=DEFAULT_TEMPERATURE if temperature is None else temperature,
-        top_p=pick("top_p"),
-        top_k=None if top_k is None else int(top_k),
-        min_p=pick("min_p"),
-    )
+    temperature, top_p, top_k, min_p = pick("temperature", "temp"), pick("top_p"), pick("top_k"), pick("min_p")
+    given: dict[str, Any] = {
+        "temperature": DEFAULT_TEMPERATURE if temperature is None else min(max(temperature, 0.0), MAX_TEMPERATURE),
+        "top_p": None if top_p is None else min(max(top_p, 0.0), 1.0),
+        "top_k": None if top_k is None else _candidates(int(top_k)),
+        "min_p": None if min_p is None else min(max(min_p, 0.0), 1.0),
+    }
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+
+def _candidates(top_k: int) -> int:
+    """A client's top_k as the engine takes it: -1 and 0 mean all, more than it sorts means as many as it sorts."""
+    return 0 if top_k <= 0 else min(top_k, MAX_TOP_K)
 
 
 def _refuse_unsupported(chat: ChatBody) -> None:
@@ -164,18 +161,18 @@ def _refuse_unsupported(chat: ChatBody) -> None:
         raise Unsupported("logit_bias is not supported by this server", param="logit_bias")
     if chat.audio is not None or (chat.modalities is not None and set(chat.modalities) - {"text"}):
         raise Unsupported("this server replies with text only", param="modalities")
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(chat, name):
-            raise Unsupported(f"{name} is not supported by this server; leave it out or send 0", param=name)
 
 
 def _sampling(chat: ChatBody, defaults: Sampling) -> Sampling:
-    given = {
-        "temperature": _within("temperature", chat.temperature, 0.0, 100.0),
+    given: dict[str, Any] = {
+        "temperature": _within("temperature", chat.temperature, 0.0, MAX_TEMPERATURE),
         "top_p": _within("top_p", chat.top_p, 0.0, 1.0),
-        "top_k": _whole("top_k", chat.top_k, 0, 2**31 - 1),
+        "top_k": None if chat.top_k is None else _candidates(chat.top_k),
         "min_p": _within("min_p", chat.min_p, 0.0, 1.0),
-        "seed": None if chat.seed is None or chat.seed == -1 else _whole("seed", chat.seed, -(2**63), _GREATEST_SEED),
+        "penalty_repeat": _within("repetition_penalty", chat.repetition_penalty, 0.01, MAX_PENALTY),
+        "penalty_freq": _within("frequency_penalty", chat.frequency_penalty, -MAX_PENALTY, MAX_PENALTY),
+        "penalty_present": _within("presence_penalty", chat.presence_penalty, -MAX_PENALTY, MAX_PENALTY),
+        "seed": None if chat.seed is None or chat.seed == -1 else chat.seed % (MAX_SEED + 1),
     }
     return msgspec.structs.replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
@@ -183,12 +180,6 @@ def _sampling(chat: ChatBody, defaults: Sampling) -> Sampling:
 def _within(name: str, value: float | None, least: float, most: float) -> float | None:
     if value is not None and not least <= value <= most:
         raise InvalidRequest(f"{name} must be between {least:g} and {most:g}, not {value:g}", param=name)
-    return value
-
-
-def _whole(name: str, value: int | None, least: int, most: int) -> int | None:
-    if value is not None and not least <= value <= most:
-        raise InvalidRequest(f"{name} must be between {least} and {most}, not {value}", param=name)
     return value
 
 
@@ -214,7 +205,12 @@ def _top_logprobs(chat: ChatBody) -> int | None:
         if chat.top_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return None
-    return _whole("top_logprobs", chat.top_logprobs or 0, 0, MAX_TOP_LOGPROBS)
+    count = chat.top_logprobs or 0
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {count}", param="top_logprobs"
+        )
+    return count
 
 
 def _template_variables(chat: ChatBody) -> dict[str, Any]:

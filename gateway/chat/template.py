@@ -1,8 +1,8 @@
 """The model's chat template: Jinja text from the file, run in a sandbox.
 
 Texts that came with a request must never turn into control tokens. So before rendering, wherever such a text spells a
-special token (or could complete one together with its surroundings), a character that occurs nowhere in the request, the
-break mark, is put after the token's first character. The template then works on ordinary strings (trim, split and
+special token (or could complete one together with its surroundings), a character that occurs nowhere in the request,
+the break mark, is put after the token's first character. The template then works on ordinary strings (trim, split and
 comparisons behave), its own markers stay whole, and the tokenizer drops the break mark once the markers are cut out.
 Pure; rendering may be slow, so call it off the event loop.
 """
@@ -77,9 +77,7 @@ class ChatTemplate:
             source = CHATML if "<|im_start|>" in vocabulary.ids and "<|im_end|>" in vocabulary.ids else PLAIN
         return cls(source, vocabulary)
 
-    def render(
-        self, messages: list[dict[str, Any]], *, variables: Mapping[str, Any] | None = None
-    ) -> RenderedPrompt:
+    def render(self, messages: list[dict[str, Any]], *, variables: Mapping[str, Any] | None = None) -> RenderedPrompt:
         """The prompt up to where the assistant's turn begins."""
         variables = dict(variables or {})
         mark = _unused_character(_strings([messages, variables]))

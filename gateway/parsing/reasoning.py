@@ -49,6 +49,11 @@ class ReasoningParser:
             self._state = _State.START
         self._held = ""
 
+    @property
+    def in_content(self) -> bool:
+        """Whether the answer has begun, or would begin with ordinary text."""
+        return self._state in (_State.START, _State.CONTENT_START, _State.CONTENT)
+
     def feed(self, text: str) -> list[Piece]:
         """What is now certain, in order; never an empty piece."""
         self._held += text

@@ -89,9 +89,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 }
 
 # A whole word that is a token is taken as it is, whatever the merges would make of it.
-WHOLE_WORD_FIRST = frozenset(
-    {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
-)
+WHOLE_WORD_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"})
 
 # These put the begin-of-text token in front when the file does not say whether to.
 ADDS_BOS = WHOLE_WORD_FIRST

@@ -46,9 +46,7 @@ class Tokenizer:
             merges = metadata.get("tokenizer.ggml.merges")
             if merges is None:
                 raise VocabularyError("the file has no tokenizer.ggml.merges")
-            encoder = MergeEncoder(
-                vocabulary.tokens, merges, pre=vocabulary.pre, raw_characters=raw_characters
-            )
+            encoder = MergeEncoder(vocabulary.tokens, merges, pre=vocabulary.pre, raw_characters=raw_characters)
         return cls(vocabulary, encoder)
 
     def encode(

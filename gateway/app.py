@@ -1,0 +1,174 @@
+"""The HTTP application and its life: routes, errors as JSON, start, and a drain that is over in seconds.
+
+`serve` is the production entry point. It turns aiohttp's handler cancellation on, which is off by default: without it a
+client that goes away would leave its request running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gateway.apis.openai.handlers import OpenAIHandlers
+from gateway.apis.openai.shapes import error_body
+from gateway.config import GatewayConfig
+from gateway.errors import ApiError, BodyTooLarge, InternalError, InvalidRequest, NotFound, Unavailable
+from gateway.security import Gatekeeper
+from gateway.service import Service
+from gateway.sse import json_response
+from packs.manifest import ModelSource
+
+log = logging.getLogger("gateway")
+
+MAX_BODY_BYTES = 32 << 20
+_UI = Path(__file__).parent / "ui"
+
+# The drain: together well under five seconds.
+_FINISH_S = 1.5  # for requests in progress
+_CANCEL_S = 0.5  # for stopping the rest
+_QUIT_S = 1.0
+_TERMINATE_S = 0.7
+
+_UI_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Gateway:
+    """The application around one service."""
+
+    def __init__(self, config: GatewayConfig, source: ModelSource) -> None:
+        self._config = config
+        self._gatekeeper = Gatekeeper(config)
+        self._active: set[asyncio.Task[object]] = set()
+        self._draining = False
+        self.service = Service(config, source)
+        self.application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._middleware()])
+        self.application.add_routes(
+            [
+                web.get("/", _page),
+                web.get("/ui/{name}", _asset),
+                web.get("/health", self._health),
+                web.get("/v1/health", self._health),
+                web.route("OPTIONS", "/{path:.*}", _preflight),
+                *OpenAIHandlers(self.service).routes(),
+            ]
+        )
+
+    async def drain(self) -> None:
+        """Let requests finish for a moment, cancel the rest, end the engine."""
+        self._draining = True
+        if self._active:
+            _, late = await asyncio.wait(set(self._active), timeout=_FINISH_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_CANCEL_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.service.client.settle(), _CANCEL_S)
+        await self.service.stop(quit_s=_QUIT_S, terminate_s=_TERMINATE_S)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        try:
+            return json_response(self.service.health())
+        except Unavailable as error:  # in llama.cpp's shape, with a numeric code
+            body = {"code": error.status, "message": error.message, "type": error.type, **error.details}
+            return json_response({"error": body}, status=error.status)
+
+    def _middleware(self) -> Middleware:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            cors = self._gatekeeper.cors_headers(request.headers.get("Origin"))
+            try:
+                self._gatekeeper.check(request.method, request.path, request.headers)
+                if self._draining:
+                    raise Unavailable("The server is stopping", state="stopped")
+                response = await self._tracked(request, handler)
+            except ApiError as error:
+                response = _error_response(error)
+            except web.HTTPRequestEntityTooLarge:
+                response = _error_response(BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB"))
+            except web.HTTPNotFound:
+                response = _error_response(NotFound(f"there is no {request.method} {request.path}"))
+            except web.HTTPMethodNotAllowed as refusal:
+                takes = f"{request.path} takes {', '.join(sorted(refusal.allowed_methods))}"
+                response = _error_response(InvalidRequest(takes), status=405)
+            except web.HTTPException as refusal:
+                response = _error_response(InvalidRequest(refusal.reason), status=refusal.status)
+            except (asyncio.CancelledError, ConnectionError, TimeoutError):
+                raise
+            except Exception:  # the last line of defence: whatever it was, the client gets JSON and the log the trace
+                log.exception("%s %s failed", request.method, request.path)
+                response = _error_response(InternalError("an internal error; the server's log has the details"))
+            if not response.prepared:
+                response.headers.update(cors)
+            return response
+
+        return guard
+
+    async def _tracked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Run a handler so that the drain knows of it."""
+        task = asyncio.current_task()
+        if task is None:
+            return await handler(request)
+        self._active.add(task)
+        try:
+            return await handler(request)
+        finally:
+            self._active.discard(task)
+
+
+async def serve(config: GatewayConfig, source: ModelSource) -> None:
+    """Listen, load, serve until SIGINT or SIGTERM, drain. Raises OSError if the address cannot be used."""
+    gateway = Gateway(config, source)
+    runner = web.AppRunner(gateway.application, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        site = web.TCPSite(runner, config.host, config.port)
+        await site.start()
+        gateway.service.start()
+        print(f"terrace serves {gateway.service.name} on {_address(runner, config.host)}", flush=True)
+        await stopping.wait()
+        log.info("stopping")
+        await site.stop()
+        await gateway.drain()
+    finally:
+        await runner.cleanup()
+
+
+def _address(runner: web.AppRunner, host: str) -> str:
+    port = runner.addresses[0][1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _error_response(error: ApiError, *, status: int | None = None) -> web.Response:
+    headers = {"Retry-After": "2"} if error.status == Unavailable.status else None
+    return json_response(error_body(error), status=status or error.status, headers=headers)
+
+
+async def _page(_: web.Request) -> web.FileResponse:
+    return web.FileResponse(_UI / "index.html", headers=_UI_HEADERS)
+
+
+async def _asset(request: web.Request) -> web.FileResponse:
+    file = _UI / request.match_info["name"]
+    if file.parent != _UI or file.suffix not in (".js", ".css", ".svg") or not file.is_file():
+        raise web.HTTPNotFound
+    return web.FileResponse(file, headers=_UI_HEADERS)
+
+
+async def _preflight(_: web.Request) -> web.Response:
+    return web.Response(status=204)

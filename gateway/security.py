@@ -1,0 +1,87 @@
+"""Who may talk to the server: Host and Origin when there is no key, the key when there is one.
+
+Without a key the danger is a web page in the owner's browser, by DNS rebinding (a foreign Host) or a cross-site request
+(a foreign Origin). Programs send no Origin and are not affected. Pure checks, called by one middleware.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from gateway.config import GatewayConfig
+from gateway.errors import Forbidden, Unauthorized
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})  # and everything under /ui/
+
+
+class Gatekeeper:
+    """The checks for one server."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._key = config.api_key
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in config.allow_origin)
+        own = {config.host, socket.gethostname(), "host.docker.internal", *config.allow_host}
+        self._hosts = frozenset(name.lower() for name in own)
+
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden or Unauthorized if this request must not be served."""
+        if self._key is None:
+            self._check_host(headers.get("Host", ""))
+            if method not in _SAFE_METHODS:
+                self._check_origin(headers.get("Origin"), headers.get("Host", ""))
+        elif not (path in _OPEN_PATHS or path.startswith("/ui/") or method == "OPTIONS"):
+            self._check_key(headers)
+
+    def cors_headers(self, origin: str | None) -> dict[str, str]:
+        """Headers that let an allowed page read our answers; none for any other."""
+        if origin is None or not self._origin_allowed(origin):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key",
+            "Access-Control-Max-Age": "600",
+            "Vary": "Origin",
+        }
+
+    def _origin_allowed(self, origin: str) -> bool:
+        return "*" in self._origins or origin.lower() in self._origins
+
+    def _check_host(self, host: str) -> None:
+        name = _host_name(host)
+        if name in self._hosts or name == "localhost" or name.endswith(".localhost") or _is_address(name):
+            return
+        raise Forbidden(f"Host {name!r} is not served: start the server with --allow-host or --api-key")
+
+    def _check_origin(self, origin: str | None, host: str) -> None:
+        if origin is None or self._origin_allowed(origin):
+            return
+        if urlsplit(origin).netloc.lower() != host.lower() or not origin.startswith(("http://", "https://")):
+            raise Forbidden(f"Origin {origin!r} is another site: start the server with --allow-origin to let it in")
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        scheme, _, value = headers.get("Authorization", "").partition(" ")
+        given = value.strip() if scheme.lower() == "bearer" else headers.get("X-Api-Key", "")
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (self._key or "").encode()):
+            raise Unauthorized("a valid API key is needed: send it as Authorization: Bearer KEY or as x-api-key")
+
+
+def _host_name(host: str) -> str:
+    """The Host header without its port, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if host.rpartition(":")[2].isdigit() and ":" in host else host.lower()
+
+
+def _is_address(name: str) -> bool:
+    """An IP address cannot be rebound by DNS."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
