@@ -18,6 +18,7 @@ MAX_TOP_K = 64
 MAX_TOP_LOGPROBS = 64
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
+MIN_REPEAT_PENALTY = 0.01
 
 Finish: TypeAlias = Literal["stop", "length", "cancel"]
 Line: TypeAlias = bytes | str

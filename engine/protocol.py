@@ -18,6 +18,7 @@ from engine.messages import (
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
     MAX_WORD_CHARS,
+    MIN_REPEAT_PENALTY,
     PROTOCOL_VERSION,
     BadCommand,
     BadEvent,
@@ -52,6 +53,7 @@ __all__ = [
     "MAX_TOP_K",
     "MAX_TOP_LOGPROBS",
     "MAX_WORD_CHARS",
+    "MIN_REPEAT_PENALTY",
     "PROTOCOL_VERSION",
     "BadCommand",
     "BadEvent",
@@ -134,13 +136,6 @@ def _bit(raw: bytes) -> bool:
     return raw == b"1"
 
 
-def _repeat_penalty(raw: bytes) -> float:
-    value = _number(raw, 0.0, MAX_PENALTY)
-    if value == 0.0:
-        raise ValueError
-    return value
-
-
 # key of a GEN line -> (what is expected, parser that raises ValueError); the first group goes into `Sampling`
 _SAMPLING_KEYS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "temperature": (f"a number from 0 to {MAX_TEMPERATURE:g}", lambda raw: _number(raw, 0.0, MAX_TEMPERATURE)),
@@ -148,7 +143,8 @@ _SAMPLING_KEYS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "top_p": ("a number from 0 to 1", lambda raw: _number(raw, 0.0, 1.0)),
     "min_p": ("a number from 0 to 1", lambda raw: _number(raw, 0.0, 1.0)),
     "penalty_last_n": (f"an integer from 0 to {MAX_INT}", _unsigned),
-    "penalty_repeat": (f"a number above 0 and up to {MAX_PENALTY:g}", _repeat_penalty),
+    "penalty_repeat": (f"a number from {MIN_REPEAT_PENALTY:g} to {MAX_PENALTY:g}",
+                       lambda raw: _number(raw, MIN_REPEAT_PENALTY, MAX_PENALTY)),
     "penalty_freq": (f"a number from -{MAX_PENALTY:g} to {MAX_PENALTY:g}",
                      lambda raw: _number(raw, -MAX_PENALTY, MAX_PENALTY)),
     "penalty_present": (f"a number from -{MAX_PENALTY:g} to {MAX_PENALTY:g}",

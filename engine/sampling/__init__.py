@@ -1,0 +1,1 @@
+"""From one row of logits to one token, reproducibly: penalties, truncation, a draw keyed by position."""
