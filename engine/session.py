@@ -1,0 +1,138 @@
+"""One sequence on one loaded model: tokens go in, logits come out.
+
+Owns the model's files, the backend and the sequence's state. Knows nothing of requests, sampling or text. All calls come from
+one thread, but `cancel`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from engine.errors import BadModel, BadToken, ContextExceeded, Internal
+from engine.gguf import ModelFiles, open_model
+from engine.model.base import Hyper, Tensors
+from engine.model.registry import architecture
+from engine.model.stop_ids import find_stop_ids
+from engine.state.sequence import Checkpoint, SequenceState
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from packs.manifest import ModelSource
+
+WINDOW_MAX = 8
+_DEFAULT_CONTEXT = 8192
+
+
+class Session:
+    """See the module. `position` counts the tokens read; logits arrays are valid until the next step."""
+
+    def __init__(self, files: ModelFiles, backend: Any, *, arch: str, stop_ids: tuple[int, ...], chunk_size: int,
+                 vocab_size: int, deterministic: bool) -> None:
+        self._files, self._backend = files, backend
+        self._state = SequenceState(backend.state)
+        self.arch, self.stop_ids, self.chunk_size, self.vocab_size = arch, stop_ids, chunk_size, vocab_size
+        self.max_context: int = backend.max_context
+        self.window_max = min(WINDOW_MAX, chunk_size)
+        self._deterministic = deterministic
+
+    @property
+    def position(self) -> int:
+        """Tokens read so far."""
+        return self._state.position
+
+    def reset(self) -> None:
+        """An empty sequence."""
+        self._state.reset()
+
+    def step(self, tokens: Sequence[int] | np.ndarray, *,
+             logits: Literal["none", "last", "all"] = "last") -> np.ndarray | None:
+        """Append tokens int32 [T]; f32 [1, vocab], or [T, vocab] for "all", or None for "none".
+
+        Raises BadToken for an id outside the vocabulary and ContextExceeded if they do not fit, before anything changes.
+        """
+        ids = np.asarray(tokens, np.int32)
+        n = len(ids)
+        if not 1 <= n <= self.chunk_size or (logits == "all" and n > self.window_max):
+            raise Internal(f"a step of {n} tokens: at most {self.chunk_size}, with all logits {self.window_max}")
+        if self.position + n > self.max_context:
+            raise ContextExceeded(f"{self.position} + {n} tokens do not fit the context of {self.max_context}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size:
+            bad = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
+            raise BadToken(f"token id {bad}: expected 0..{self.vocab_size - 1}")
+        out_rows = {"none": 0, "last": 1, "all": n}[logits]
+        result = self._backend.run(ids, position=self.position, out_rows=out_rows)
+        if result is None:
+            self.reset()
+            raise Internal("the window was cancelled half-way; the sequence is dropped")
+        self._state.position += n
+        return result if out_rows else None
+
+    def save(self) -> Checkpoint:
+        """A checkpoint of the present length."""
+        return self._state.save()
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint whose tokens are still the first of this sequence."""
+        self._state.restore(checkpoint)
+
+    def cut(self, n: int) -> None:
+        """Keep the first n tokens; a model with recurrent state needs a checkpoint instead (Internal)."""
+        self._state.cut(n)
+
+    def info(self) -> dict[str, str | int]:
+        """Effective values for the INFO line."""
+        return {
+            "arch": self.arch, "context": self.max_context, "vocab": self.vocab_size,
+            "eos": ",".join(map(str, self.stop_ids)), "backend": self._backend.name, "isa": self._backend.isa,
+            "pool_workers": self._backend.pool.workers, "kv": "f32", "prefill": self.chunk_size,
+            "window_max": self.window_max,
+            "weights_mib": sum(tensor.n_bytes for tensor in self._files.tensors.values()) >> 20,
+            "state_mib": self._state.n_bytes >> 20, "deterministic": int(self._deterministic)}
+
+    def usage(self) -> dict[str, int]:
+        """Counters since the start. All experts are read from the mapped file, so no lookup in a faster tier is made."""
+        return {"hits": 0, "lookups": 0, "ram_blobs": 0, "file_blobs": 0, "file_mb": 0}
+
+    def close(self) -> None:
+        """End the workers and unmap the files."""
+        self._backend.close()
+        self._files.close()
+
+
+def load_session(source: "ModelSource", config: "EngineConfig") -> Session:
+    """Open a model's files, describe it to a backend, and return a session on it. Raises BadModel."""
+    files = open_model(source.model, config.ple_gguf or source.ple)
+    try:
+        return _load(files, config)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _load(files: ModelFiles, config: "EngineConfig") -> Session:
+    hyper = Hyper(files)
+    described = architecture(hyper.arch)
+    tensors = Tensors(files.tensors)
+    trained = hyper.integer("context_length")
+    context = config.max_context or min(trained, _DEFAULT_CONTEXT)
+    vocab = tensors["token_embd.weight"].shape[0]
+    chunk = min(config.prefill, context)
+    backend = _make_backend(config, context=context, chunk=chunk)
+    try:
+        described.describe(backend, hyper, tensors)
+    except BaseException:
+        backend.close()
+        raise
+    return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab, deterministic=config.deterministic,
+                   stop_ids=config.eos_ids if config.eos_ids is not None else find_stop_ids(files))
+
+
+def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
+    """The backend that the configuration asks for. Imported here: it brings numba."""
+    if config.backend == "cuda":
+        raise BadModel("--backend cuda: this version computes on the CPU only; use --backend cpu or auto")
+    from engine.backend.cpu import isa
+    isa.prepare_numba()
+    from engine.backend.cpu.backend import CpuBackend
+    return CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)

@@ -1,0 +1,1 @@
+"""The state of a sequence: what is kept, cut and restored."""
