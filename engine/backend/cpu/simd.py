@@ -51,15 +51,16 @@ def _pointer(builder, address, element):
 def _splat(builder, scalar, lanes: int):
     vector = ir.VectorType(scalar.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), _mask([0] * lanes))
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), lane_mask([0] * lanes))
 
 
-def _mask(lanes) -> ir.Constant:
+def lane_mask(lanes) -> ir.Constant:
+    """Constant lane numbers for a shuffle."""
     lanes = list(lanes)
     return ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
 
 
-def _operation(result, arguments, emit):
+def operation(result, arguments, emit):
     """An intrinsic with this numba signature whose code is `emit(builder, *values)`."""
     signature = result(*arguments)
 
@@ -76,13 +77,13 @@ def _operation(result, arguments, emit):
 
 
 def _load(vector: Vector):
-    return _operation(vector, [types.int64], lambda b, p: b.load(_pointer(b, p, _ir_vector(vector)), align=1))
+    return operation(vector, [types.int64], lambda b, p: b.load(_pointer(b, p, _ir_vector(vector)), align=1))
 
 
 def _store(vector: Vector):
     def emit(b, p, value):
         b.store(value, _pointer(b, p, _ir_vector(vector)), align=1)
-    return _operation(types.void, [types.int64, vector], emit)
+    return operation(types.void, [types.int64, vector], emit)
 
 
 load_f32x16, load_i32x16, load_i8x64, load_i8x32 = _load(f32x16), _load(i32x16), _load(i8x64), _load(i8x32)
@@ -93,13 +94,13 @@ def _scalar_load(element, numba_type, bits=None):
     def emit(b, p):
         value = b.load(_pointer(b, p, element), align=1)
         return value if bits is None else bits(b, value)
-    return _operation(numba_type, [types.int64], emit)
+    return operation(numba_type, [types.int64], emit)
 
 
 def _scalar_store(element, numba_type, bits=None):
     def emit(b, p, value):
         b.store(value if bits is None else bits(b, value), _pointer(b, p, element), align=1)
-    return _operation(types.void, [types.int64, numba_type], emit)
+    return operation(types.void, [types.int64, numba_type], emit)
 
 
 load_i64 = _scalar_load(_I64, types.int64)
@@ -112,26 +113,26 @@ store_i64 = _scalar_store(_I64, types.int64)
 store_i32 = _scalar_store(_I32, types.int32)
 store_f32 = _scalar_store(_F32, types.float32)
 store_i8 = _scalar_store(_I8, types.int32, lambda b, v: b.trunc(v, _I8))
-bits_of_f32 = _operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, _I32))
-f32_of_bits = _operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, _F32))
+bits_of_f32 = operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, _I32))
+f32_of_bits = operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, _F32))
 
-splat_f32 = _operation(f32x16, [types.float32], lambda b, v: _splat(b, v, 16))
-splat_i32 = _operation(i32x16, [types.int32], lambda b, v: _splat(b, v, 16))
-splat_i8 = _operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 64))
-splat_i8x32 = _operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 32))
-splat_bytes = _operation(  # four bytes, sixteen times
+splat_f32 = operation(f32x16, [types.float32], lambda b, v: _splat(b, v, 16))
+splat_i32 = operation(i32x16, [types.int32], lambda b, v: _splat(b, v, 16))
+splat_i8 = operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 64))
+splat_i8x32 = operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 32))
+splat_bytes = operation(  # four bytes, sixteen times
     i8x64, [types.int32], lambda b, v: b.bitcast(_splat(b, v, 16), ir.VectorType(_I8, 64)))
 
-add_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
-sub_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
-mul_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fmul(x, y))
-div_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fdiv(x, y))
-add_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
-sub_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.sub(x, y))
-mul_i32 = _operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
-zero_i32x8 = _operation(i32x8, [types.int64], lambda b, _: ir.Constant(_ir_vector(i32x8), [0] * 8))
-to_f32 = _operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, _F32))
-f32_of_i32 = _operation(f32x16, [i32x16], lambda b, x: b.sitofp(x, _ir_vector(f32x16)))
+add_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
+sub_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
+mul_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fmul(x, y))
+div_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fdiv(x, y))
+add_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
+sub_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.sub(x, y))
+mul_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
+zero_i32x8 = operation(i32x8, [types.int64], lambda b, _: ir.Constant(_ir_vector(i32x8), [0] * 8))
+to_f32 = operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, _F32))
+f32_of_i32 = operation(f32x16, [i32x16], lambda b, x: b.sitofp(x, _ir_vector(f32x16)))
 
 
 def _bytes(vector: Vector):
@@ -143,7 +144,7 @@ def _bytes(vector: Vector):
         def emit(b, x, count):
             by = _splat(b, b.trunc(count, _I8), lanes)
             return b.shl(x, by) if left else b.lshr(x, by)
-        return _operation(vector, [vector, types.int32], emit)
+        return operation(vector, [vector, types.int32], emit)
 
     def add(b, x, y):
         return b.add(x, y)
@@ -151,15 +152,15 @@ def _bytes(vector: Vector):
     def equal(b, x, y):
         return b.sext(b.icmp_unsigned("==", x, y), kind)
 
-    return (_operation(vector, two, lambda b, x, y: b.and_(x, y)), _operation(vector, two, lambda b, x, y: b.or_(x, y)),
-            shift(False), shift(True), _operation(vector, two, add), _operation(vector, two, equal))
+    return (operation(vector, two, lambda b, x, y: b.and_(x, y)), operation(vector, two, lambda b, x, y: b.or_(x, y)),
+            shift(False), shift(True), operation(vector, two, add), operation(vector, two, equal))
 
 
 and_i8x64, or_i8x64, shr_i8x64, shl_i8x64, add_i8x64, equal_i8x64 = _bytes(i8x64)
 and_i8x32, or_i8x32, shr_i8x32, shl_i8x32, add_i8x32, equal_i8x32 = _bytes(i8x32)
-low_half = _operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, _mask(range(32))))
-high_half = _operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, _mask(range(32, 64))))
-join_halves = _operation(i8x64, [i8x32, i8x32], lambda b, x, y: b.shuffle_vector(x, y, _mask(range(64))))
+low_half = operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, lane_mask(range(32))))
+high_half = operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, lane_mask(range(32, 64))))
+join_halves = operation(i8x64, [i8x32, i8x32], lambda b, x, y: b.shuffle_vector(x, y, lane_mask(range(64))))
 
 
 def _dot_generic(b, accumulator, unsigned, signed, lanes: int):
@@ -167,7 +168,7 @@ def _dot_generic(b, accumulator, unsigned, signed, lanes: int):
     wide = ir.VectorType(_I32, 4 * lanes)
     product = b.mul(b.zext(unsigned, wide), b.sext(signed, wide))
     for k in range(4):
-        part = b.shuffle_vector(product, product, _mask(range(k, 4 * lanes, 4)))
+        part = b.shuffle_vector(product, product, lane_mask(range(k, 4 * lanes, 4)))
         accumulator = b.add(accumulator, part)
     return accumulator
 
@@ -178,17 +179,17 @@ def _dot_avx2(b, accumulator, unsigned, signed, lanes: int):
     madd = _declare(b, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(half, [words, words]))
     parts = []
     for start in range(0, 4 * lanes, 16):
-        piece = _mask(range(start, start + 16))
+        piece = lane_mask(range(start, start + 16))
         u = b.zext(b.shuffle_vector(unsigned, unsigned, piece), words)
         s = b.sext(b.shuffle_vector(signed, signed, piece), words)
         parts.append(b.call(madd, [u, s]))
     for x, y in zip(parts[::2], parts[1::2], strict=True):
-        pairs = b.shuffle_vector(x, y, _mask(range(16)))
-        even = b.shuffle_vector(pairs, pairs, _mask(range(0, 16, 2)))
-        odd = b.shuffle_vector(pairs, pairs, _mask(range(1, 16, 2)))
+        pairs = b.shuffle_vector(x, y, lane_mask(range(16)))
+        even = b.shuffle_vector(pairs, pairs, lane_mask(range(0, 16, 2)))
+        odd = b.shuffle_vector(pairs, pairs, lane_mask(range(1, 16, 2)))
         parts[parts.index(x)] = b.add(even, odd)
     sums = parts[::2]
-    total = sums[0] if len(sums) == 1 else b.shuffle_vector(sums[0], sums[1], _mask(range(16)))
+    total = sums[0] if len(sums) == 1 else b.shuffle_vector(sums[0], sums[1], lane_mask(range(16)))
     return b.add(accumulator, total)
 
 
@@ -201,11 +202,25 @@ def _dot_vnni(b, accumulator, unsigned, signed, lanes: int):
 
 def _dot(lanes: int, ints: Vector, raw: Vector):
     emit = {"plain": _dot_generic, "avx2": _dot_avx2, "vnni": _dot_vnni}[isa.tier()]
-    return _operation(ints, [ints, raw, raw], lambda b, acc, u, s: emit(b, acc, u, s, lanes))
+    return operation(ints, [ints, raw, raw], lambda b, acc, u, s: emit(b, acc, u, s, lanes))
 
 
 dot_i8x64 = _dot(16, i32x16, i8x64)  # acc[i] + sum of u8 * s8 over bytes 4i..4i+3
 dot_i8x32 = _dot(8, i32x8, i8x32)
+
+
+def _dot_words(b, accumulator, words, factors):
+    """acc + words * factors where every |word| < 2**15 and 0 <= factor < 2**15, in one instruction where there is one."""
+    if isa.tier() != "vnni":
+        return b.add(accumulator, b.mul(words, factors))
+    halves, ints = ir.VectorType(_I16, 32), _ir_vector(i32x16)
+    function = _declare(b, "llvm.x86.avx512.vpdpwssd.512", ir.FunctionType(ints, [ints, halves, halves]))
+    return b.call(function, [accumulator, b.bitcast(words, halves), b.bitcast(factors, halves)])
+
+
+dot_words = operation(i32x16, [i32x16, i32x16, i32x16], _dot_words)
+load_s8x16 = operation(i32x16, [types.int64], lambda b, p: b.sext(
+    b.load(_pointer(b, p, ir.VectorType(_I8, 16)), align=1), _ir_vector(i32x16)))
 
 
 def _reduce_i32(vector: Vector):
@@ -214,34 +229,34 @@ def _reduce_i32(vector: Vector):
     def emit(b, x):
         name = f"llvm.vector.reduce.add.v{vector.lanes}i32"
         return b.call(_declare(b, name, ir.FunctionType(_I32, [kind])), [x])
-    return _operation(types.int32, [vector], emit)
+    return operation(types.int32, [vector], emit)
 
 
 sum_i32x16, sum_i32x8 = _reduce_i32(i32x16), _reduce_i32(i32x8)
 
 
-def _tree(operation):
+def _tree(combine):
     """Reduce sixteen f32 lanes by halves: (i, i+8), then (i, i+4), (i, i+2), (i, i+1)."""
     def emit(b, x):
         for width in (8, 4, 2, 1):
-            low = b.shuffle_vector(x, x, _mask(range(width)))
-            high = b.shuffle_vector(x, x, _mask(range(width, 2 * width)))
-            x = operation(b, low, high)
+            low = b.shuffle_vector(x, x, lane_mask(range(width)))
+            high = b.shuffle_vector(x, x, lane_mask(range(width, 2 * width)))
+            x = combine(b, low, high)
         return b.extract_element(x, ir.Constant(_I32, 0))
-    return _operation(types.float32, [f32x16], emit)
+    return operation(types.float32, [f32x16], emit)
 
 
 def _max(b, x, y):
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
-sqrt_f32 = _operation(types.float32, [types.float32], lambda b, x: b.call(
+sqrt_f32 = operation(types.float32, [types.float32], lambda b, x: b.call(
     _declare(b, "llvm.sqrt.f32", ir.FunctionType(_F32, [_F32])), [x]))
-first_f32 = _operation(types.float32, [f32x16], lambda b, x: b.extract_element(x, ir.Constant(_I32, 0)))
+first_f32 = operation(types.float32, [f32x16], lambda b, x: b.extract_element(x, ir.Constant(_I32, 0)))
 sum_f32x16 = _tree(lambda b, x, y: b.fadd(x, y))
 max_f32x16 = _tree(_max)
-max_f32 = _operation(f32x16, [f32x16, f32x16], _max)
-min_f32 = _operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
+max_f32 = operation(f32x16, [f32x16, f32x16], _max)
+min_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 
 
 def _round_to_bytes(b, address, x):
@@ -256,7 +271,7 @@ def _round_to_bytes(b, address, x):
     return b.call(function, [whole])
 
 
-round_to_bytes = _operation(types.int32, [types.int64, f32x16], _round_to_bytes)
+round_to_bytes = operation(types.int32, [types.int64, f32x16], _round_to_bytes)
 
 
 def _transpose(b, source, row_bytes, target):
@@ -273,14 +288,14 @@ def _transpose(b, source, row_bytes, target):
         for r in range(16):
             if r // width % 2 == 0:
                 x, y = rows[r], rows[r + width]
-                swapped[r] = b.shuffle_vector(x, y, _mask(low))
-                swapped[r + width] = b.shuffle_vector(x, y, _mask(high))
+                swapped[r] = b.shuffle_vector(x, y, lane_mask(low))
+                swapped[r + width] = b.shuffle_vector(x, y, lane_mask(high))
         rows = swapped
     for r in range(16):
         b.store(rows[r], _pointer(b, b.add(target, ir.Constant(_I64, 64 * r)), kind), align=1)
 
 
-transpose_16x16 = _operation(types.void, [types.int64, types.int64, types.int64], _transpose)
+transpose_16x16 = operation(types.void, [types.int64, types.int64, types.int64], _transpose)
 
 
 def _half(b, address):
@@ -316,21 +331,21 @@ def _bfloat_vector(b, address):
     return b.bitcast(wide, _ir_vector(f32x16))
 
 
-load_f16 = _operation(types.float32, [types.int64], _half)
-load_f16x16 = _operation(f32x16, [types.int64], _half_vector)
-load_bf16x16 = _operation(f32x16, [types.int64], _bfloat_vector)
+load_f16 = operation(types.float32, [types.int64], _half)
+load_f16x16 = operation(f32x16, [types.int64], _half_vector)
+load_bf16x16 = operation(f32x16, [types.int64], _bfloat_vector)
 
 # --- unpacking nibbles and bits -----------------------------------------------------------------------------------
 def _nibbles(b, address):
     raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
     four, fifteen = (ir.Constant(ir.VectorType(_I8, 16), [v] * 16) for v in (4, 15))
-    return b.shuffle_vector(b.and_(raw, fifteen), b.lshr(raw, four), _mask(range(32)))
+    return b.shuffle_vector(b.and_(raw, fifteen), b.lshr(raw, four), lane_mask(range(32)))
 
 
 def _spread_bits(b, word):
     """Byte j is 0xFF where bit j of the word is set, else 0."""
     raw = b.bitcast(_splat(b, word, 8), _ir_vector(i8x32))
-    copies = b.shuffle_vector(raw, raw, _mask(j // 8 for j in range(32)))
+    copies = b.shuffle_vector(raw, raw, lane_mask(j // 8 for j in range(32)))
     single = ir.Constant(_ir_vector(i8x32), [1 << j % 8 for j in range(32)])
     return b.sext(b.icmp_unsigned("==", b.and_(copies, single), single), _ir_vector(i8x32))
 
@@ -338,7 +353,7 @@ def _spread_bits(b, word):
 def _crumbs(b, address):
     """Sixteen bytes as sixty-four codes of two bits, low bits first."""
     raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
-    copies = b.shuffle_vector(raw, raw, _mask(j // 4 for j in range(64)))
+    copies = b.shuffle_vector(raw, raw, lane_mask(j // 4 for j in range(64)))
     shifts = ir.Constant(_ir_vector(i8x64), [2 * (j % 4) for j in range(64)])
     return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x64), [3] * 64))
 
@@ -358,20 +373,20 @@ def lookup_i8x32(values):
             code = b.zext(b.extract_element(index, lane), _I32)
             out = b.insert_element(out, b.extract_element(constant, code), lane)
         return out
-    return _operation(i8x32, [i8x32], emit)
+    return operation(i8x32, [i8x32], emit)
 
 
-nibbles_i8x32 = _operation(i8x32, [types.int64], _nibbles)  # low nibbles of 16 bytes, then their high nibbles
-spread_bits = _operation(i8x32, [types.int32], _spread_bits)
-crumbs_i8x64 = _operation(i8x64, [types.int64], _crumbs)
+nibbles_i8x32 = operation(i8x32, [types.int64], _nibbles)  # low nibbles of 16 bytes, then their high nibbles
+spread_bits = operation(i8x32, [types.int32], _spread_bits)
+crumbs_i8x64 = operation(i8x64, [types.int64], _crumbs)
 
 
 def _expand(count: int):
     """`count` i32 at an address, each repeated to fill sixteen lanes."""
     def emit(b, address):
         few = b.load(_pointer(b, address, ir.VectorType(_I32, count)), align=1)
-        return b.shuffle_vector(few, few, _mask(lane * count // 16 for lane in range(16)))
-    return _operation(i32x16, [types.int64], emit)
+        return b.shuffle_vector(few, few, lane_mask(lane * count // 16 for lane in range(16)))
+    return operation(i32x16, [types.int64], emit)
 
 
 expand_2, expand_4 = _expand(2), _expand(4)
@@ -412,18 +427,18 @@ def _exp(b, x):
     return b.select(b.fcmp_unordered("uno", x, x), x, value)
 
 
-exp_f32x16 = _operation(f32x16, [f32x16], _exp)
+exp_f32x16 = operation(f32x16, [f32x16], _exp)
 
 
 # --- shared memory between threads --------------------------------------------------------------------------------
 def _atomic_add(element, numba_type):
     def emit(b, p, value):
         return b.atomic_rmw("add", _pointer(b, p, element), value, "seq_cst")
-    return _operation(numba_type, [types.int64, numba_type], emit)
+    return operation(numba_type, [types.int64, numba_type], emit)
 
 
 atomic_add_i64, atomic_add_i32 = _atomic_add(_I64, types.int64), _atomic_add(_I32, types.int32)
-atomic_load_i32 = _operation(
+atomic_load_i32 = operation(
     types.int32, [types.int64], lambda b, p: b.load_atomic(_pointer(b, p, _I32), "seq_cst", 4))
 
 
@@ -441,8 +456,8 @@ def _prefetch(b, p):
     b.call(function, [b.inttoptr(p, byte), *(ir.Constant(_I32, v) for v in (0, 3, 1))])
 
 
-atomic_store_i32 = _operation(types.void, [types.int64, types.int32], _atomic_store)
-prefetch = _operation(types.void, [types.int64], _prefetch)
+atomic_store_i32 = operation(types.void, [types.int64, types.int32], _atomic_store)
+prefetch = operation(types.void, [types.int64], _prefetch)
 
 
 @intrinsic
