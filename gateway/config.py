@@ -20,6 +20,9 @@ class ConfigError(ValueError):
     """A flag or a key of the config file that cannot be used; the text is one clear line."""
 
 
+_Key = Annotated[str, Meta(min_length=1)]
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every setting. A list field is a flag that may be repeated."""
 
@@ -27,7 +30,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on, 0 = any free one")] = 8080
     name: Annotated[str | None, Meta(description="model name that clients see (default: the model's own)")] = None
-    api_key: Annotated[str | None, Meta(min_length=1, description="key that clients must send (default: none)")] = None
+    api_key: Annotated[_Key | None, Meta(description="key that clients must send (default: none)")] = None
     allow_host: Annotated[
         tuple[str, ...], Meta(description="a further Host name to answer to when there is no key")
     ] = ()
