@@ -17,7 +17,7 @@ from typing import Protocol
 from engine.config import EngineConfig, parse_flags
 from engine.errors import BadRequest, BadToken, ContextExceeded, EngineError, Internal, OutOfMemory
 from engine.generate import SequenceModel, generate
-from engine.messages import PROTOCOL_VERSION, Err, Gen, Info, Ready
+from engine.messages import PROTOCOL_VERSION, Done, Err, Gen, Info, Ready
 from engine.protocol import parse_command
 from engine.stats import EngineStats
 from engine.stdio import ClientGone, Inbox, LineWriter, Reader, Ticket, take_stdout
@@ -125,6 +125,7 @@ class Daemon:
             except ClientGone:
                 raise
             except Exception as raised:
+                self._inbox.finish()
                 self._stats.errors += 1
                 error = _described(raised, "not enough memory for this request")
                 if error.fatal:
@@ -147,8 +148,10 @@ class Daemon:
         for events in generate(session, gen, is_cancelled=lambda: ticket.cancelled):
             for event in events:
                 self._stats.count(event)
+            if isinstance(events[-1], Done):
+                self._stats.set_usage(session.usage())
+                self._inbox.finish()
             self._writer.write(events)
-        self._stats.set_usage(session.usage())
 
 
 def _described(error: Exception, memory_message: str) -> EngineError:

@@ -93,12 +93,17 @@ class Inbox:
             self._condition.notify()
 
     def take(self) -> Ticket | None:
-        """The next ticket, which is the running one until the next call; None when all were taken and it is closed."""
+        """The next ticket, which is the running one until `finish`; None when all were taken and it is closed."""
         with self._condition:
-            self._running = None
             self._condition.wait_for(lambda: self._waiting or self._closed)
             self._running = self._waiting.popleft() if self._waiting else None
             return self._running
+
+    def finish(self) -> None:
+        """The running ticket's end is decided. Call it before its last line is written: who reads that line may send
+        the next request with a STOP behind it, which must not be spent on the old one."""
+        with self._condition:
+            self._running = None
 
     def stop(self, command: Stop) -> None:
         """Cancel the oldest unfinished request, of the command's id if it has one."""

@@ -1,0 +1,1 @@
+"""The engine between its pipes, on a session without a model."""
