@@ -1,0 +1,105 @@
+"""One request as a step machine, in process: what is stepped, what comes out, what is refused."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import BadRequest, BadToken, ContextExceeded, NonFiniteLogits
+from engine.generate import generate
+from engine.protocol import Done, Event, Gen, Progress, Sampling, TokenLine
+from tests.protocol.mock_session import NAN, MockSession, greedy_reply
+
+SAMPLED = Sampling(temperature=1.0, top_k=0, seed=5)
+
+
+def _run(
+    session: MockSession, gen: Gen, *, is_cancelled: Callable[[], bool] = lambda: False
+) -> tuple[list[int], Done, list[Event]]:
+    events = [event for events in generate(session, gen, is_cancelled=is_cancelled) for event in events]
+    done = events[-1]
+    assert isinstance(done, Done)
+    tokens = [event.token for event in events if isinstance(event, TokenLine)]
+    assert done.generated == len(tokens)
+    return tokens, done, events
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 12))
+def test_the_prompt_is_read_on_a_grid_and_each_token_but_the_last_once(n: int, chunk: int, max_new: int) -> None:
+    session = MockSession(chunk_size=chunk, stop_ids=())
+    prompt = tuple(range(100, 100 + n))
+    tokens, done, events = _run(session, Gen(max_new=max_new, tokens=prompt))
+    assert tokens == greedy_reply(list(prompt), max_new, stop_ids=())
+    whole, rest = divmod(n, chunk)
+    assert session.log == ["reset", *[chunk] * whole, *[rest] * bool(rest), *[1] * max(max_new - 1, 0)]
+    assert [event.done for event in events if isinstance(event, Progress)] == [*range(chunk, n, chunk), n]
+    assert (done.prompt, done.prompt_read, done.finish) == (n, n, "length")
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 29))
+def test_a_sampled_reply_can_be_continued_from_anywhere(n_kept: int) -> None:
+    session = MockSession()
+    tokens, _, _ = _run(session, Gen(max_new=30, tokens=(5, 6, 7), sampling=SAMPLED, ignore_eos=True))
+    prompt = (5, 6, 7, *tokens[:n_kept])
+    rest, _, _ = _run(session, Gen(max_new=30 - n_kept, tokens=prompt, sampling=SAMPLED, ignore_eos=True))
+    assert rest == tokens[n_kept:]
+
+
+def test_penalties_see_the_prompt_and_the_reply() -> None:
+    session = MockSession(stop_ids=())
+    sampling = Sampling(penalty_present=100.0, penalty_last_n=1000)
+    prompt = tuple(greedy_reply([5, 6, 7], 20, stop_ids=()))
+    tokens, _, _ = _run(session, Gen(max_new=60, tokens=prompt, sampling=sampling))
+    assert len({*prompt, *tokens}) == len(set(prompt)) + 60  # nothing twice
+
+
+@pytest.mark.parametrize("n_polls", range(12))
+def test_a_cancel_is_seen_between_steps(n_polls: int) -> None:
+    session = MockSession(chunk_size=2, stop_ids=())
+    polls = iter([False] * n_polls)
+    prompt = (10, 11, 12, 13, 14)  # three chunks
+    tokens, done, _ = _run(session, Gen(max_new=9, tokens=prompt), is_cancelled=lambda: next(polls, True))
+    assert done.finish == "cancel"
+    assert done.prompt_read == min(2 * n_polls, 5)
+    assert len(session.log) == 1 + n_polls - (n_polls > 3)  # the poll behind the prompt comes before no step
+    assert tokens == greedy_reply(list(prompt), max(n_polls - 3, 0), stop_ids=())
+
+
+def test_the_context_ends_a_reply() -> None:
+    session = MockSession(max_context=10, stop_ids=())
+    tokens, done, _ = _run(session, Gen(max_new=100, tokens=(1, 2, 3, 4, 5, 6)))
+    assert (len(tokens), done.finish, session.position) == (4, "length", 9)
+
+
+def test_a_stop_id_ends_a_reply_at_the_last_token_too() -> None:
+    first = greedy_reply([5, 6, 7], 1)[0]
+    session = MockSession(stop_ids=(first,))
+    assert _run(session, Gen(max_new=1, tokens=(5, 6, 7)))[1].finish == "stop"
+    assert _run(session, Gen(max_new=9, tokens=(5, 6, 7)))[0] == [first]
+    assert len(_run(session, Gen(max_new=9, tokens=(5, 6, 7), ignore_eos=True))[0]) == 9
+
+
+@pytest.mark.parametrize(
+    ("gen", "error"),
+    [
+        (Gen(max_new=1, tokens=(5, 512)), BadToken),
+        (Gen(max_new=1, tokens=(2**31 - 1,)), BadToken),
+        (Gen(max_new=0, tokens=(5,) * 4096), ContextExceeded),
+        (Gen(max_new=1, tokens=(5,), score=(1, 2)), BadRequest),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_touched(gen: Gen, error: type[Exception]) -> None:
+    session = MockSession()
+    with pytest.raises(error):
+        next(generate(session, gen, is_cancelled=lambda: False))
+    assert session.log == []
+
+
+def test_logits_that_are_not_finite_end_the_request() -> None:
+    session = MockSession()
+    with pytest.raises(NonFiniteLogits, match="position 3"):
+        _run(session, Gen(max_new=4, tokens=(5, NAN, 6)))
+    _run(session, Gen(max_new=0, tokens=(5, NAN, 6)))  # nobody looks at them

@@ -1,0 +1,127 @@
+"""Lines out of a byte stream, however it is cut, and which request a STOP hits."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import stdio
+from engine.messages import BadCommand, Pong, Stop
+from engine.protocol import MAX_LINE_BYTES
+from engine.stdio import ClientGone, Inbox, LineWriter, Ticket, read_lines
+
+
+def _lines_of(pieces: list[bytes]) -> list[bytes | BadCommand]:
+    """What is read when the pieces are written one by one."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        for piece in pieces:
+            os.write(writing, piece)
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    lines = list(read_lines(reading))
+    writer.join()
+    os.close(reading)
+    return lines
+
+
+@settings(max_examples=60)
+@given(st.lists(st.binary(max_size=9), max_size=8), st.integers(1, 7), st.booleans())
+def test_lines_do_not_depend_on_how_the_stream_is_cut(parts: list[bytes], size: int, ended: bool) -> None:
+    stream = b"\n".join(parts) + b"\n" * ended
+    expected = stream.split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()  # nothing behind the last newline is no line
+    assert _lines_of([stream[i : i + size] for i in range(0, len(stream), size)]) == expected
+
+
+@pytest.mark.parametrize("excess", [0, 1, 2, 5_000_000])
+def test_the_limit_of_a_line(excess: int) -> None:
+    stream = b"GEN 1 id=x 5" + b"," * (MAX_LINE_BYTES - 12 + excess) + b"\nPING\n"
+    reading, writing = os.pipe()
+    threading.Thread(target=_write_all, args=(writing, stream)).start()
+    first, second = read_lines(reading)
+    os.close(reading)
+    assert second == b"PING"
+    if excess <= 1:  # a carriage return may be the one too many; the parser decides
+        assert isinstance(first, bytes)
+        assert len(first) == MAX_LINE_BYTES + excess
+    else:
+        assert isinstance(first, BadCommand)
+        assert first.request_id == "x"
+        assert str(MAX_LINE_BYTES + excess) in str(first)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.close(fd)
+
+
+def test_an_over_long_line_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "MAX_LINE_BYTES", 10_000)
+    lines = _lines_of([b"x" * 4000] * 10 + [b"\nok\n"])
+    assert isinstance(lines[0], BadCommand)
+    assert "this one has 40000" in str(lines[0])
+    assert lines[1:] == [b"ok"]
+
+
+def test_a_writer_without_a_reader_says_so() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(ClientGone):
+        LineWriter(writing).write([Pong("x")])
+    os.close(writing)
+
+
+def _tickets(inbox: Inbox, *lines: bytes) -> list[Ticket]:
+    tickets = [Ticket(line) for line in lines]
+    for ticket in tickets:
+        inbox.put(ticket)
+    return tickets
+
+
+def test_stop_hits_the_oldest_unfinished_request_of_that_name() -> None:
+    inbox = Inbox()
+    malformed = Ticket(b"", error=BadCommand("no", request_id="b"))
+    inbox.put(malformed)
+    a, b, again = _tickets(inbox, b"GEN 1 id=a 1", b"GEN 1 id=b 1", b"GEN 1 id=b 1")
+    inbox.stop(Stop(id="b", keep=3))
+    assert [ticket.cancelled for ticket in (malformed, a, b, again)] == [False, False, True, False]
+    assert (b.keep, again.keep) == (3, None)
+    inbox.stop(Stop())
+    assert a.cancelled
+    assert inbox.take() is malformed
+    assert inbox.take() is a
+    inbox.finish()
+    assert inbox.take() is b
+    inbox.finish()
+    inbox.stop(Stop(id="b"))
+    assert again.cancelled
+
+
+def test_a_finished_request_takes_no_stop_from_the_next() -> None:
+    inbox = Inbox()
+    (a,) = _tickets(inbox, b"GEN 1 1")
+    assert inbox.take() is a
+    inbox.finish()
+    inbox.stop(Stop())
+    (b,) = _tickets(inbox, b"GEN 1 2")
+    inbox.stop(Stop())
+    assert (a.cancelled, b.cancelled) == (False, True)
+
+
+def test_a_closed_inbox_empties_then_ends() -> None:
+    inbox = Inbox()
+    (a,) = _tickets(inbox, b"GEN 1 1")
+    inbox.close()
+    _tickets(inbox, b"GEN 1 2")
+    assert inbox.waiting == 1
+    assert inbox.take() is a
+    assert inbox.take() is None
