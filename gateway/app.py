@@ -59,7 +59,6 @@ class Gateway:
                 web.get("/ui/{name}", _asset),
                 web.get("/health", self._health),
                 web.get("/v1/health", self._health),
-                web.route("OPTIONS", "/{path:.*}", _preflight),
                 *OpenAIHandlers(self.service).routes(),
             ]
         )
@@ -92,7 +91,8 @@ class Gateway:
                 self._gatekeeper.check(request.method, request.path, request.headers)
                 if self._draining:
                     raise Unavailable("The server is stopping", state="stopped")
-                response = await self._tracked(request, handler)
+                preflight = request.method == "OPTIONS"
+                response = web.Response(status=204) if preflight else await self._tracked(request, handler)
             except ApiError as error:
                 response = _error_response(error)
             except web.HTTPRequestEntityTooLarge:
@@ -168,7 +168,3 @@ async def _asset(request: web.Request) -> web.FileResponse:
     if file.parent != _UI or file.suffix not in (".js", ".css", ".svg") or not file.is_file():
         raise web.HTTPNotFound
     return web.FileResponse(file, headers=_UI_HEADERS)
-
-
-async def _preflight(_: web.Request) -> web.Response:
-    return web.Response(status=204)

@@ -52,7 +52,10 @@ class ReplyAssembler:
             return []
         if line.logprob is not None and self._parser.in_content:
             self._logprobs.append(self._logprob(line))
-        return self._deltas(self._parser.feed(self._detokenizer.feed(line.token)))
+        pieces = self._parser.feed(self._detokenizer.feed(line.token))
+        if not self._parser.in_content:
+            self._logprobs.clear()  # what looked like the answer's beginning was the opening tag
+        return self._deltas(pieces)
 
     def finish(self) -> list[TextDelta]:
         """The reply has ended: everything that was held back."""

@@ -1,6 +1,6 @@
 """The thinking channel: every split of a reply gives the same, and tags elsewhere stay text."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_every_split_gives_the_same(opened: bool, text: str, reasoning: str, con
     for count in range(min(3, len(text))):
         for cuts in combinations(range(1, len(text)), count):
             edges = [0, *cuts, len(text)]
-            pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+            pieces = [text[a:b] for a, b in pairwise(edges)]
             assert run(pieces, opened=opened) == (reasoning, content)
     assert run(list(text), opened=opened) == (reasoning, content)
 

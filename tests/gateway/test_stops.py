@@ -1,7 +1,7 @@
 """Stop strings: the result must not depend on how the text was cut."""
 
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -48,7 +48,7 @@ def test_every_split_gives_the_same(text: str, stops: list[str]) -> None:
     for count in range(min(3, len(text))):
         for cuts in combinations(range(1, len(text)), count):
             edges = [0, *cuts, len(text)]
-            pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+            pieces = [text[a:b] for a, b in pairwise(edges)]
             assert run(pieces, stops) == expected
     assert run(list(text), stops) == expected
 
@@ -61,7 +61,7 @@ def test_every_split_gives_the_same(text: str, stops: list[str]) -> None:
 def test_random_texts_match_the_definition(text: str, stops: list[str], seed: int) -> None:
     cuts = sorted(random.Random(seed).sample(range(len(text) + 1), k=min(4, len(text))))
     edges = [0, *cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert run(pieces, stops) == reference(text, stops)
 
 
