@@ -84,7 +84,9 @@ class HyperConnection:
 
 @dataclass(frozen=True)
 class NgramTable:
-    """Embeddings of the last two and three tokens, looked up by hash. Weights: table key value norm_key norm_query norm_conv conv."""
+    """Embeddings of the last two and three tokens, looked up by hash.
+
+    Weights: table key value norm_key norm_query norm_conv conv."""
 
     multipliers: tuple[int, ...]
     head_sizes: tuple[int, ...]

@@ -15,7 +15,7 @@ from engine.backend.cpu.matmul import input_row, output_row
 
 WEIGHT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 ELEMENT_BYTES = 0  # given by `specialise`
-load16 = None
+load16 = dot_tail = dot_4x1 = None
 
 
 @njit(error_model="numpy")

@@ -30,7 +30,7 @@ _ROW_CODES, _TILE_CODES, _TILE_SCALES, _TILE_MINS, _TILE_D, _TILE_M, _SUMS = (
 # constants of the format, given by `specialise`; the values here only name them
 ELEMENTS = BLOCK_BYTES = GROUP = OFFSET = ACTIVATION_BLOCK = SUM_GROUP = 0
 HAS_SCALES = HAS_INT_MINS = HAS_FLOAT_MIN = False
-unpack_block = dot_row = dot_tile = None
+unpack_block = unpack_tile = dot_row = dot_tile = many_tokens = None
 
 
 def scratch_bytes(max_rows: int) -> int:

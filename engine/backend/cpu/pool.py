@@ -8,6 +8,7 @@ each, and meet at barriers. The pool knows nothing of what a kernel does.
 import ctypes
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -115,10 +116,9 @@ def available_cores() -> list[int]:
 
 
 def _core_of(cpu: int) -> tuple[str, str]:
-    folder = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
-        with open(f"{folder}/physical_package_id") as package, open(f"{folder}/core_id") as core:
-            return package.read().strip(), core.read().strip()
+        return (folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip()
     except OSError:  # no topology in a container: every logical CPU counts
         return "", str(cpu)
 

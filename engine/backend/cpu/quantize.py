@@ -1,7 +1,7 @@
 """Activations as int8: the kinds q8_0, q8_1 and q8_k that the weight formats multiply with, and plain casts for float weights.
 
-Of one row of `columns` f32: codes int8 [columns]; scales f32, one a block of 32 (q8_0, q8_1) or 256 (q8_k); sums i32, of 32 or 16
-codes; for q8_1 also f32 f16(scale * sum of codes). Rounding is half to even; scales of blocks of 32 go through f16.
+Of one row of `columns` f32: codes int8 [columns]; scales f32, one a block of 32 (q8_0, q8_1) or 256 (q8_k); sums i32, of
+32 or 16 codes; for q8_1 also f32 f16(scale * sum of codes). Rounding is half to even; scales of blocks of 32 go through f16.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Attention block: projections, norms and rotation into the cache, selection of cells if the model has it, attention, output."""
+"""Attention block: projections, norms and rotation into the cache, selection of cells if there is one, attention, output."""
 
 from engine.backend import base
 from engine.backend.cpu import attention as kernels
