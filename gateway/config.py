@@ -31,9 +31,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on, 0 = any free one")] = 8080
     name: Annotated[str | None, Meta(description="model name that clients see (default: the model's own)")] = None
     api_key: Annotated[_Key | None, Meta(description="key that clients must send (default: none)")] = None
-    allow_host: Annotated[
-        tuple[str, ...], Meta(description="a further Host name to answer to when there is no key")
-    ] = ()
+    allow_host: Annotated[tuple[str, ...], Meta(description="a further Host name to answer to when there is no key")] = ()
     allow_origin: Annotated[
         tuple[str, ...], Meta(description="origin of another web page that may use this server, * = any")
     ] = ()

@@ -47,9 +47,7 @@ class ServedModel:
     def prompt(self, request: ChatRequest) -> Prompt:
         """Render and tokenize; slow for long histories, so call it on a worker thread."""
         rendered = self._render(request)
-        tokens = self.tokenizer.encode(
-            rendered.text, add_special=True, parse_special=True, break_mark=rendered.break_mark
-        )
+        tokens = self.tokenizer.encode(rendered.text, add_special=True, parse_special=True, break_mark=rendered.break_mark)
         opened = self.tags is not None and rendered.text.rstrip().endswith(self.tags.opening)
         return Prompt(tuple(tokens), opened)
 
@@ -70,8 +68,7 @@ def check_vocabulary(source: ModelSource) -> None:
     model = metadata.get("tokenizer.ggml.model")
     if model is None or model in ("no_vocab", "none"):
         raise VocabularyError(
-            f"{source.model} has no tokenizer ({model or 'no tokenizer.ggml.model'}): the engine can run it, "
-            "the gateway cannot"
+            f"{source.model} has no tokenizer ({model or 'no tokenizer.ggml.model'}): the engine can run it, the gateway cannot"
         )
     pre = metadata.get("tokenizer.ggml.pre")
     if model == "gpt2" and pre is not None and pre not in PATTERNS:

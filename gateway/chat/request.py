@@ -207,9 +207,7 @@ def _top_logprobs(chat: ChatBody) -> int | None:
         return None
     count = chat.top_logprobs or 0
     if not 0 <= count <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(
-            f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {count}", param="top_logprobs"
-        )
+        raise InvalidRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {count}", param="top_logprobs")
     return count
 
 
@@ -226,7 +224,5 @@ def _template_variables(chat: ChatBody) -> dict[str, Any]:
             variables.setdefault("reasoning_effort", chat.reasoning_effort)
         else:
             known = ", ".join(sorted(_EFFORTS | _THINKING_OFF))
-            raise InvalidRequest(
-                f"reasoning_effort {chat.reasoning_effort!r} is not known ({known})", param="reasoning_effort"
-            )
+            raise InvalidRequest(f"reasoning_effort {chat.reasoning_effort!r} is not known ({known})", param="reasoning_effort")
     return variables

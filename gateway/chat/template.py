@@ -62,9 +62,7 @@ class ChatTemplate:
         controls = [tokens[i] for i in vocabulary.specials if kinds[i] != USER_DEFINED]
         # A user-defined token that the template writes is structure too (<think>, <tool_call>); others are just text.
         structure = [
-            tokens[i]
-            for i in vocabulary.specials
-            if kinds[i] == USER_DEFINED and tokens[i].strip() and tokens[i] in source
+            tokens[i] for i in vocabulary.specials if kinds[i] == USER_DEFINED and tokens[i].strip() and tokens[i] in source
         ]
         self._break_controls = _breaker(controls)
         self._break_all = _breaker([*controls, *structure])

@@ -41,9 +41,7 @@ class MergeEncoder:
             )
         )
         patterns = GEMMA4_PATTERNS if raw_characters else PATTERNS[pre]
-        steps: list[pre_tokenizers.PreTokenizer] = [
-            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns
-        ]
+        steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
         if raw_characters:
             self._tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         else:

@@ -35,9 +35,7 @@ class Tokenizer:
             scores = metadata.get("tokenizer.ggml.scores")
             if scores is None or len(scores) != len(vocabulary.tokens):
                 raise VocabularyError("tokenizer.ggml.scores is missing or shorter than the token list")
-            encoder = ScoreMerger(
-                vocabulary.ids, [float(score) for score in scores], space_prefix=vocabulary.adds_space_prefix
-            )
+            encoder = ScoreMerger(vocabulary.ids, [float(score) for score in scores], space_prefix=vocabulary.adds_space_prefix)
         else:
             raw_characters = vocabulary.model == "gemma4"
             if not raw_characters and vocabulary.pre not in PATTERNS:
@@ -49,9 +47,7 @@ class Tokenizer:
             encoder = MergeEncoder(vocabulary.tokens, merges, pre=vocabulary.pre, raw_characters=raw_characters)
         return cls(vocabulary, encoder)
 
-    def encode(
-        self, text: str, *, add_special: bool = False, parse_special: bool = False, break_mark: str = ""
-    ) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False, break_mark: str = "") -> list[int]:
         """Ids of a text.
 
         `parse_special` reads control tokens written out in the text as those tokens. User-defined tokens are always

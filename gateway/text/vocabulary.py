@@ -43,9 +43,7 @@ class Vocabulary:
         kinds = metadata.get("tokenizer.ggml.token_type")
         self.kinds: Sequence[int] = [int(kind) for kind in kinds] if kinds is not None else [NORMAL] * len(self.tokens)
         if len(self.kinds) != len(self.tokens):
-            raise VocabularyError(
-                f"tokenizer.ggml.token_type has {len(self.kinds)} entries for {len(self.tokens)} tokens"
-            )
+            raise VocabularyError(f"tokenizer.ggml.token_type has {len(self.kinds)} entries for {len(self.tokens)} tokens")
         self.ids: dict[str, int] = {token: index for index, token in enumerate(self.tokens)}
         self._metadata = {
             key.removeprefix("tokenizer.ggml."): value

@@ -2,8 +2,8 @@
 
     python fake_engine.py DIRECTORY [the engine's flags, ignored]
 
-DIRECTORY/script.json holds {"start": [...], "request": [...]}, read anew for every request; every line received is
-appended to DIRECTORY/received. A script is a list of actions:
+DIRECTORY/script.json holds {"start": [...], "request": [...], "context": 4096}, read anew for every request; every line
+received is appended to DIRECTORY/received. A script is a list of actions:
 
     ["line", "T 5"]         a line; $ID is the request's id, $N its prompt length
     ["text", "hello", 0.01] the bytes of a text as T lines (token ids 0..255 are bytes), with a pause after each
@@ -70,8 +70,9 @@ class FakeEngine:
     def run(self) -> None:
         threading.Thread(target=self.read, daemon=True).start()
         self.play(self.script().get("start", []))
-        self.say(format_event(Info({"context": 4096, "eos": "318,319", "prefill": 512, "engine": "fake"})))
-        self.say(format_event(Ready(4096, ("stop",))))
+        context = self.script().get("context", 4096)
+        self.say(format_event(Info({"context": context, "eos": "317,319", "prefill": 512, "engine": "fake"})))
+        self.say(format_event(Ready(context, ("stop",))))
         while (gen := self.requests.get()) is not None:
             self.answer(gen)
 

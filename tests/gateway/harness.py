@@ -118,8 +118,12 @@ class GatewayProcess:
 
     def engine_pid(self) -> int:
         """The process id of the youngest engine, from the gateway's log."""
-        found = [re.search(r"engine \d+ started, process (\d+)", line) for line in self.log]
-        return max(int(match.group(1)) for match in found if match)
+        wait_until(self._engine_pids)
+        return self._engine_pids()[-1]
+
+    def _engine_pids(self) -> list[int]:
+        found = [re.search(r"engine \d+ started, process (\d+)", line) for line in list(self.log)]
+        return [int(match.group(1)) for match in found if match]
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 6) -> int:
         self.process.send_signal(number)

@@ -101,9 +101,7 @@ def test_the_clients_word_wins_over_the_defaults() -> None:
     assert parse(temperature=0).sampling.temperature == 0
     assert parse(temperature=None).sampling.temperature == 0.7
     sampling = parse(top_k=100, top_p=0.5, min_p=0.1, seed=7, frequency_penalty=0.5, presence_penalty=-1).sampling
-    assert sampling == Sampling(
-        temperature=0.7, top_k=64, top_p=0.5, min_p=0.1, seed=7, penalty_freq=0.5, penalty_present=-1.0
-    )
+    assert sampling == Sampling(temperature=0.7, top_k=64, top_p=0.5, min_p=0.1, seed=7, penalty_freq=0.5, penalty_present=-1.0)
     assert parse(top_k=-1).sampling.top_k == 0
     assert parse(seed=-1).sampling.seed is None
     assert parse(seed=-2).sampling.seed == 2**64 - 2
@@ -113,9 +111,7 @@ def test_defaults_come_from_the_pack_then_the_file() -> None:
     file = {"general.sampling.temp": 0.6, "general.sampling.top_k": 40, "general.sampling.top_p": float("nan")}
     assert sampling_defaults({}, {}) == Sampling(temperature=0.7)
     assert sampling_defaults(file, {}) == Sampling(temperature=0.6, top_k=40)
-    assert sampling_defaults(file, {"temperature": 1.0, "min_p": 0.05}) == Sampling(
-        temperature=1.0, top_k=40, min_p=0.05
-    )
+    assert sampling_defaults(file, {"temperature": 1.0, "min_p": 0.05}) == Sampling(temperature=1.0, top_k=40, min_p=0.05)
 
 
 def test_thinking_is_switched_in_all_spellings() -> None:

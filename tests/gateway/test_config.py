@@ -16,9 +16,7 @@ def test_flags() -> None:
     config = parse_arguments(
         ["--port", "1", "--engine-arg", "--max-context", "--engine-arg=4096", "--model=m.gguf", "--ready-timeout", "2"]
     )
-    assert config == GatewayConfig(
-        port=1, engine_arg=("--max-context", "4096"), model=Path("m.gguf"), ready_timeout=2.0
-    )
+    assert config == GatewayConfig(port=1, engine_arg=("--max-context", "4096"), model=Path("m.gguf"), ready_timeout=2.0)
 
 
 def test_the_file_and_the_command_line(tmp_path: Path) -> None:

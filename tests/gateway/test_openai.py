@@ -201,9 +201,7 @@ def test_log_probabilities(gateway: GatewayProcess, client: openai.OpenAI) -> No
     assert [entry.bytes for entry in logprobs.content] == [[0x6E], [0xC3], [0xA9]]
     assert [top.token for top in logprobs.content[0].top_logprobs] == ["n", "x"]
     assert "logprobs=2" in gateway.received()[0]
-    chunks = client.chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "q"}], logprobs=True, stream=True
-    )
+    chunks = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}], logprobs=True, stream=True)
     entries = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
     assert [entry.logprob for entry in entries] == [-0.5] * 3
 

@@ -27,9 +27,7 @@ def test_own_hosts(host: str) -> None:
     OPEN.check("POST", "/v1/chat/completions", {"Host": host})
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.com", "evil.com:8080", "", "localhost.evil.com", "127.0.0.1.evil.com", "[evil.com]:1"]
-)
+@pytest.mark.parametrize("host", ["evil.com", "evil.com:8080", "", "localhost.evil.com", "127.0.0.1.evil.com", "[evil.com]:1"])
 def test_foreign_hosts(host: str) -> None:
     with pytest.raises(Forbidden, match="--allow-host"):
         OPEN.check("GET", "/health", {"Host": host})

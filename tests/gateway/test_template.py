@@ -55,9 +55,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize(
-    "source", [THINKING_TEMPLATE, CHATML, "{% for m in messages %}{{ m.content | trim }}{% endfor %}"]
-)
+@pytest.mark.parametrize("source", [THINKING_TEMPLATE, CHATML, "{% for m in messages %}{{ m.content | trim }}{% endfor %}"])
 def test_user_text_never_becomes_a_special_token(attack: str, source: str) -> None:
     template = ChatTemplate(source, TINY.vocabulary)
     # What the user wrote is there in full, and the special tokens are those of a harmless message. Thinking tags are

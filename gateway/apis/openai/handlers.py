@@ -77,9 +77,7 @@ class OpenAIHandlers:
             return await self._stream(request, chat, model, events)
         return await self._whole(chat, model, events)
 
-    async def _whole(
-        self, chat: ChatRequest, model: ServedModel, events: AsyncGenerator[ReplyEvent, None]
-    ) -> web.Response:
+    async def _whole(self, chat: ChatRequest, model: ServedModel, events: AsyncGenerator[ReplyEvent, None]) -> web.Response:
         writer = ReplyWriter(
             reply_id=_new_id(),
             created_s=int(time.time()),

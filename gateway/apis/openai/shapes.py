@@ -86,8 +86,7 @@ def usage(finished: Finished) -> Json:
 def _logprobs(entries: tuple[TokenLogprob, ...]) -> Json:
     return {
         "content": [
-            _entry(entry) | {"top_logprobs": [_entry(alternative) for alternative in entry.alternatives]}
-            for entry in entries
+            _entry(entry) | {"top_logprobs": [_entry(alternative) for alternative in entry.alternatives]} for entry in entries
         ],
         "refusal": None,
     }
