@@ -36,8 +36,7 @@ def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
 def _q2_0(blocks: np.ndarray) -> np.ndarray:
     """f32 [n, 64] -> u8 [n, 18]: f16 scale, four 2-bit codes a byte, low bits first; value = (code - 1) * scale."""
-    top, bottom = blocks.max(axis=1, keepdims=True), blocks.min(axis=1, keepdims=True)
-    scale = np.maximum(top / 2, -bottom).astype(np.float16)  # codes reach from -1 to 2 scales
+    scale = np.sqrt(np.mean(blocks**2, axis=1, keepdims=True)).astype(np.float16)  # about the best for normal values
     d = scale.astype(np.float32)
     unit = np.divide(blocks, d, out=np.zeros_like(blocks), where=d > 0)
     codes = (np.clip(np.rint(unit), -1, 2) + 1).astype(np.uint8).reshape(-1, 16, 4)

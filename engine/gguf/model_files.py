@@ -134,7 +134,7 @@ def _siblings(first: _Shard) -> list[Path]:
     count, index = _split_key(metadata, "split.count", 1), _split_key(metadata, "split.no", 0)
     name = _SHARD_NAME.fullmatch(path.name)
     named_count, named_number = (int(name["count"]), int(name["number"])) if name else (1, 1)
-    if not 1 <= max(count, 1) <= _MOST_SHARDS:
+    if not 0 <= count <= _MOST_SHARDS:
         raise GGUFError(path, f"a set of {count} files", field="split.count")
     count = max(count, 1)  # 0 is written by some tools for "not split"
     if name and (named_count, named_number) != (count, index + 1):
