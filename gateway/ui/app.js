@@ -10,6 +10,7 @@ const SAVED = ["system", "temperature", "max-tokens", "thinking", "api-key"];
 const history = []; // { role, content, reasoning_content? } as it is sent
 let running = null; // AbortController of the reply that is being written
 let engine = "loading";
+let following = true;
 
 // ---- settings
 
@@ -60,12 +61,18 @@ function showState(state, detail) {
   updateSend();
 }
 
+function showModel(name) {
+  const here = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+  $("model").textContent = name;
+  $("welcome-note").textContent = `${name} is listening. What you write stays on ${here ? "this machine" : location.hostname}.`;
+  document.title = `${name} · terrace`;
+}
+
 async function watchHealth() {
   let wait = 1000;
   try {
     const health = await readHealth();
-    $("model").textContent = health.model || "";
-    if (health.model) document.title = `${health.model} · terrace`;
+    if (health.model) showModel(health.model);
     showState(health.state, health.message);
     wait = health.state === "ready" ? 5000 : 1000;
   } catch {
@@ -96,12 +103,15 @@ function addTurn(role) {
   return view;
 }
 
-function nearBottom() {
-  const scroller = $("scroller");
-  return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 80;
+// The view follows the reply until the reader scrolls up, and again once they are back at the end.
+function follow() {
+  if (following) $("scroller").scrollTop = $("scroller").scrollHeight;
 }
 
-function toBottom() { $("scroller").scrollTop = $("scroller").scrollHeight; }
+function noteScroll() {
+  const scroller = $("scroller");
+  following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 80;
+}
 
 // The rate over the last two seconds: a mean since the first token starts with absurd figures.
 class Meter {
@@ -140,7 +150,6 @@ async function answer() {
 
   const paint = () => {
     painted = false;
-    const follow = nearBottom();
     if (reply.reasoning) {
       view.turn.classList.add("has-thinking");
       view.thinking.hidden = false;
@@ -155,7 +164,7 @@ async function answer() {
       view.figures.textContent = rateText(rate);
       view.meta.hidden = false;
     }
-    if (follow) toBottom();
+    follow();
   };
   const repaint = () => {
     if (painted) return;
@@ -232,7 +241,7 @@ function finish(view, reply) {
   });
   if (failed) view.retry.classList.add("wanted");
   for (const button of document.querySelectorAll(".turn:not(:last-child) .retry")) button.hidden = true;
-  if (nearBottom()) toBottom();
+  follow();
 }
 
 // ---- composer
@@ -262,8 +271,9 @@ function submit() {
   renderText(addTurn("user").text, content);
   $("input").value = "";
   fitInput();
-  toBottom();
+  following = true;
   answer();
+  follow();
 }
 
 function newChat() {
@@ -291,6 +301,7 @@ $("input").addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && running) running.abort();
 });
+$("scroller").addEventListener("scroll", noteScroll, { passive: true });
 $("new-chat").addEventListener("click", newChat);
 $("settings-button").addEventListener("click", () => toggleSettings($("settings").hidden));
 $("settings").addEventListener("submit", (event) => event.preventDefault());

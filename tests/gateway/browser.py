@@ -1,0 +1,128 @@
+"""A headless Chromium driven over its DevTools socket: enough to open a page, run script in it and take pictures."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    " --disable-component-update --disable-sync --hide-scrollbars --remote-debugging-port=0"
+).split()
+
+
+class Page:
+    """One page of the browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.errors: list[str] = []
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One DevTools command and its result."""
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        while True:
+            message = await asyncio.wait_for(self._socket.receive_json(), 20)
+            self._note(message)
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return message["result"]
+
+    def _note(self, message: dict[str, Any]) -> None:
+        match message.get("method"):
+            case "Runtime.exceptionThrown":
+                self.errors.append(str(message["params"]["exceptionDetails"]))
+            case "Log.entryAdded" if message["params"]["entry"]["level"] == "error":
+                self.errors.append(message["params"]["entry"]["text"])
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    async def until(self, script: str, timeout_s: float = 15) -> None:
+        """Wait until an expression is true."""
+        async with asyncio.timeout(timeout_s):
+            while not await self.run(script):
+                await asyncio.sleep(0.03)
+
+    async def open(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+        await self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
+
+    async def show_as(self, *, width: int, height: int, dark: bool = False, phone: bool = False) -> None:
+        """Pretend to be a screen."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if phone else 1,
+            mobile=phone,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def write(self, text: str) -> None:
+        """Write into the composer and send."""
+        await self.run("document.querySelector('#input').focus()")
+        await self.call("Input.insertText", text=text)
+        await self.run("document.querySelector('#send').click()")
+
+    async def picture(self, file: Path) -> None:
+        result = await self.call("Page.captureScreenshot", format="png")
+        file.write_bytes(base64.b64decode(result["data"]))
+
+
+@asynccontextmanager
+async def browser_page(profile: Path) -> AsyncIterator[Page]:
+    """A page in a browser of its own; `profile` is an empty directory."""
+    assert CHROMIUM is not None
+    process = subprocess.Popen(
+        [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        port = await asyncio.wait_for(asyncio.to_thread(_port, process), 30)
+        async with aiohttp.ClientSession() as session:
+            targets: list[dict[str, Any]] = []
+            while not targets:
+                async with session.get(f"http://127.0.0.1:{port}/json") as response:
+                    targets = [target for target in await response.json() if target["type"] == "page"]
+                await asyncio.sleep(0.02)
+            async with session.ws_connect(targets[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                for domain in ("Page", "Runtime", "Log"):
+                    await page.call(f"{domain}.enable")
+                yield page
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.stderr:
+            process.stderr.close()
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    for line in process.stderr or ():
+        if found := re.search(r"DevTools listening on ws://[^:]+:(\d+)/", line):
+            return int(found.group(1))
+    raise AssertionError("the browser did not start")
