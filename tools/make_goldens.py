@@ -20,8 +20,8 @@ from tools.random_model import ARCHITECTURES, RandomModel, random_model
 FOLDER = Path(__file__).parents[1] / "tests" / "goldens"
 PROMPT_TOKENS, GREEDY_TOKENS = 70, 32
 SPARSE_TOKENS, SPARSE_CACHED, SPARSE_BUDGET = 96, 16, 16
-_LEAST_MARGIN = 2e-3  # between the best two logits of a greedy step, and between kept and dropped in a selection
-_LEAST_GAP = 1e-5
+_LEAST_MARGIN = 2e-3  # between the best two logits of a greedy step
+_LEAST_GAP = 1e-5  # between the last value kept and the first one dropped in a selection of blocks or experts
 _MOST_SEEDS = 200
 
 
