@@ -1,12 +1,10 @@
 """A headless Chromium driven over its DevTools socket: enough to open a page, run script in it and take pictures."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import re
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,9 +15,16 @@ import aiohttp
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 _FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync --hide-scrollbars --remote-debugging-port=0"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-port=0",
+)
 
 
 class Page:
@@ -57,7 +62,7 @@ class Page:
     async def until(self, script: str, timeout_s: float = 15) -> None:
         """Wait until an expression is true."""
         async with asyncio.timeout(timeout_s):
-            while not await self.run(script):
+            while not await self.run(script):  # noqa: ASYNC110  (the event is in another process)
                 await asyncio.sleep(0.03)
 
     async def open(self, url: str) -> None:
@@ -82,23 +87,22 @@ class Page:
         await self.call("Input.insertText", text=text)
         await self.run("document.querySelector('#send').click()")
 
-    async def picture(self, file: Path) -> None:
-        result = await self.call("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(result["data"]))
-
 
 @asynccontextmanager
 async def browser_page(profile: Path) -> AsyncIterator[Page]:
     """A page in a browser of its own; `profile` is an empty directory."""
     assert CHROMIUM is not None
-    process = subprocess.Popen(
-        [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM,
+        *_FLAGS,
+        f"--user-data-dir={profile}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stderr is not None
     try:
-        port = await asyncio.wait_for(asyncio.to_thread(_port, process), 30)
+        port = await asyncio.wait_for(_port(process.stderr), 30)
         async with aiohttp.ClientSession() as session:
             targets: list[dict[str, Any]] = []
             while not targets:
@@ -112,17 +116,15 @@ async def browser_page(profile: Path) -> AsyncIterator[Page]:
                 yield page
     finally:
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        if process.poll() is None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 5)
+        if process.returncode is None:
             process.kill()
-            process.wait()
-        if process.stderr:
-            process.stderr.close()
+            await process.wait()
 
 
-def _port(process: subprocess.Popen[str]) -> int:
-    for line in process.stderr or ():
-        if found := re.search(r"DevTools listening on ws://[^:]+:(\d+)/", line):
+async def _port(log: asyncio.StreamReader) -> int:
+    async for line in log:
+        if found := re.search(rb"DevTools listening on ws://[^:]+:(\d+)/", line):
             return int(found.group(1))
     raise AssertionError("the browser did not start")
