@@ -1,6 +1,6 @@
-"""Row dots written by hand for the formats that most weights are in, for AVX-512 VNNI: one pass over a block, nothing stored.
+"""Row dots written by hand for the formats that most weights are in, for AVX-512 VNNI.
 
-They give the same bits as the generated `matmul._dot_row`, which the other tiers use: the integer part is exact, and the float
+They give the same bits as the generated `matmul`'s row dots, which the other tiers use: the integer part is exact, and the float
 part is the same operations. Reading weights at T = 1 is bound by memory only if a block of 144 bytes takes under 40 cycles.
 """
 
@@ -42,7 +42,7 @@ def _apart(codes):
 
 
 @njit(error_model="numpy")
-def _dot_q4_k(weights, columns, codes, scales, sums, weighted, scratch):
+def _dot_q4_k(weights, columns, codes, scales, sums, weighted):
     total = simd.f32_of_bits(0)
     fifteen, zero = simd.splat_i8(15), simd.splat_i32(0)
     for b in range(columns // 256):
@@ -72,7 +72,7 @@ _first_four, _last_four = (_words_of_bytes([first + lane // 4 for lane in range(
 
 
 @njit(error_model="numpy")
-def _dot_q6_k(weights, columns, codes, scales, sums, weighted, scratch):
+def _dot_q6_k(weights, columns, codes, scales, sums, weighted):
     total = simd.f32_of_bits(0)
     fifteen, three, zero = simd.splat_i8(15), simd.splat_i8(3), simd.splat_i32(0)
     for b in range(columns // 256):
@@ -99,7 +99,7 @@ def _dot_q6_k(weights, columns, codes, scales, sums, weighted, scratch):
 
 
 @njit(error_model="numpy")
-def _dot_q8_0(weights, columns, codes, scales, sums, weighted, scratch):
+def _dot_q8_0(weights, columns, codes, scales, sums, weighted):
     total = simd.f32_of_bits(0)
     flip = simd.splat_i8x32(128)
     for b in range(columns // 32):

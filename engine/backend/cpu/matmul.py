@@ -27,10 +27,11 @@ TILE = 256  # elements of a row in a tile
 _ROW_CODES, _TILE_CODES, _TILE_SCALES, _TILE_MINS, _TILE_D, _TILE_M, _SUMS = (
     0, 16 * TILE, 32 * TILE, 32 * TILE + 1024, 32 * TILE + 2048, 32 * TILE + 2560, 32 * TILE + 3072)
 
-# constants of the format, given by `specialise`; the values here only name them
+# constants and functions of the format (unpack.Format.constants), given by `specialise`; the values here only name them
 ELEMENTS = BLOCK_BYTES = GROUP = OFFSET = ACTIVATION_BLOCK = SUM_GROUP = 0
 HAS_SCALES = HAS_INT_MINS = HAS_FLOAT_MIN = False
-unpack_block = unpack_tile = dot_row = dot_tile = many_tokens = None
+codes_of = d_of = m_of = scale_of = minimum_of = None
+unpack_tile = dot_row = dot_tile = many_tokens = dot_32 = None
 
 
 def scratch_bytes(max_rows: int) -> int:
@@ -38,48 +39,67 @@ def scratch_bytes(max_rows: int) -> int:
     return _SUMS + 64 * (max_rows + 4)
 
 
-def _dot_row(weights, columns, codes, scales, sums, weighted, scratch):
-    """One weight row with one token: f32. `codes`, `scales`, … are the token's, `scratch` holds a block's codes."""
+def _dot_row_256(weights, columns, codes, scales, sums, weighted):
+    """One weight row of 256-element blocks with one token: f32. `codes`, `scales`, … are the token's."""
     total = simd.f32_of_bits(0)
-    blocks_scales, block_mins = scratch + TILE, scratch + TILE + 64
-    for b in range(columns // ELEMENTS):
-        d, m = unpack_block(weights + b * BLOCK_BYTES, scratch, blocks_scales, block_mins, 4)
-        first = b * ELEMENTS
-        if ACTIVATION_BLOCK == 256:
-            lanes = simd.splat_i32(0)
-            for j in range(4):
-                part = simd.dot_i8x64(simd.splat_i32(0), simd.load_i8x64(scratch + 64 * j),
-                                      simd.load_i8x64(codes + first + 64 * j))
-                if GROUP == 32:
-                    lanes = simd.add_i32(lanes, simd.mul_i32(part, simd.expand_2(blocks_scales + 8 * j)))
-                else:
-                    lanes = simd.add_i32(lanes, simd.mul_i32(part, simd.expand_4(blocks_scales + 16 * j)))
-            exact = simd.sum_i32x16(lanes)
-            minus = 0
-            for g in range(256 // GROUP):
-                token_sum = simd.load_i32(sums + 4 * (first // 16 + g * (GROUP // 16)))
-                if GROUP == 32:
-                    token_sum += simd.load_i32(sums + 4 * (first // 16 + 2 * g + 1))
-                if OFFSET:
-                    exact -= OFFSET * simd.load_i32(blocks_scales + 4 * g) * token_sum
-                if HAS_INT_MINS:
-                    minus += simd.load_i32(block_mins + 4 * g) * token_sum
-            d8 = simd.load_f32(scales + 4 * (first // 256))
-            term = (d * d8) * simd.to_f32(exact)
-            if HAS_INT_MINS:
-                term = term - (m * d8) * simd.to_f32(minus)
-            total = total + term
+    for b in range(columns // 256):
+        block, token, token_sums = weights + b * BLOCK_BYTES, codes + 256 * b, sums + 64 * b
+        lanes = simd.zero_i32x8(0)
+        minus = 0
+        for part in range(8):
+            dot = simd.dot_i8x32(simd.zero_i32x8(0), codes_of(block, part), simd.load_i8x32(token + 32 * part))
+            s0, s1 = simd.load_i32(token_sums + 8 * part), simd.load_i32(token_sums + 8 * part + 4)
+            if GROUP == 32:
+                scale = scale_of(block, part)
+                lanes = simd.add_i32x8(lanes, simd.mul_i32x8(dot, simd.splat_i32x8(scale)))
+                minus += minimum_of(block, part) * (s0 + s1) + OFFSET * scale * (s0 + s1)
+            else:
+                low, high = scale_of(block, 2 * part), scale_of(block, 2 * part + 1)
+                lanes = simd.add_i32x8(lanes, simd.mul_i32x8(dot, simd.halves_i32x8(low, high)))
+                minus += OFFSET * (low * s0 + high * s1)
+        exact = simd.sum_i32x8(lanes)
+        d8 = simd.load_f32(scales + 4 * b)
+        if HAS_INT_MINS:
+            total = total + ((d_of(block) * d8) * simd.to_f32(exact) - (m_of(block) * d8) * simd.to_f32(minus))
         else:
-            for s in range(ELEMENTS // 32):
-                at = first // 32 + s
-                exact = simd.sum_i32x8(simd.dot_i8x32(simd.zero_i32x8(0), simd.load_i8x32(scratch + 32 * s),
-                                                      simd.load_i8x32(codes + first + 32 * s)))
-                if OFFSET:
-                    exact -= OFFSET * simd.load_i32(sums + 4 * at)
-                term = (d * simd.load_f32(scales + 4 * at)) * simd.to_f32(exact)
-                if HAS_FLOAT_MIN:
-                    term = term + m * simd.load_f32(weighted + 4 * at)
-                total = total + term
+            total = total + (d_of(block) * d8) * simd.to_f32(exact - minus)
+    return total
+
+
+def _dot_32(block, part, token):
+    """Products of 32 weights with 32 activation codes, in eight lanes."""
+    return simd.dot_i8x32(simd.zero_i32x8(0), codes_of(block, part), simd.load_i8x32(token))
+
+
+def _dot_row_32(weights, columns, codes, scales, sums, weighted):
+    """One weight row of blocks whose activations have a scale for 32: eight such parts at a time, then the rest."""
+    total = simd.f32_of_bits(0)
+    parts = ELEMENTS // 32
+    for first in range(0, columns // 256 * 256, 256):
+        w, a, at = weights + first // ELEMENTS * BLOCK_BYTES, codes + first, first // 8
+        b0, b1, b2, b3 = w, w + 1 // parts * BLOCK_BYTES, w + 2 // parts * BLOCK_BYTES, w + 3 // parts * BLOCK_BYTES
+        b4, b5 = w + 4 // parts * BLOCK_BYTES, w + 5 // parts * BLOCK_BYTES
+        b6, b7 = w + 6 // parts * BLOCK_BYTES, w + 7 // parts * BLOCK_BYTES
+        eight = simd.fold_1(
+            simd.fold_2(simd.fold_4(dot_32(b0, 0, a), dot_32(b1, 1 % parts, a + 32)),
+                        simd.fold_4(dot_32(b2, 2 % parts, a + 64), dot_32(b3, 3 % parts, a + 96))),
+            simd.fold_2(simd.fold_4(dot_32(b4, 4 % parts, a + 128), dot_32(b5, 5 % parts, a + 160)),
+                        simd.fold_4(dot_32(b6, 6 % parts, a + 192), dot_32(b7, 7 % parts, a + 224))))
+        if OFFSET:
+            eight = simd.sub_scaled_i32x8(eight, simd.load_i32x8(sums + at), OFFSET)
+        d = simd.pack_f32x8(d_of(b0), d_of(b1), d_of(b2), d_of(b3), d_of(b4), d_of(b5), d_of(b6), d_of(b7))
+        term = simd.mul_f32x8(simd.mul_f32x8(d, simd.load_f32x8(scales + at)), simd.f32_of_i32x8(eight))
+        if HAS_FLOAT_MIN:
+            m = simd.pack_f32x8(m_of(b0), m_of(b1), m_of(b2), m_of(b3), m_of(b4), m_of(b5), m_of(b6), m_of(b7))
+            term = simd.add_f32x8(term, simd.mul_f32x8(m, simd.load_f32x8(weighted + at)))
+        total = simd.sum_in_order(total, term)
+    for part in range(columns // 256 * 8, columns // 32):
+        block, at = weights + part // parts * BLOCK_BYTES, 4 * part
+        exact = simd.sum_i32x8(dot_32(block, part % parts, codes + 32 * part)) - OFFSET * simd.load_i32(sums + at)
+        term = (d_of(block) * simd.load_f32(scales + at)) * simd.to_f32(exact)
+        if HAS_FLOAT_MIN:
+            term = term + m_of(block) * simd.load_f32(weighted + at)
+        total = total + term
     return total
 
 
@@ -88,11 +108,17 @@ def _unpack_tile(weights, row_bytes, rows, width, scratch):
     for r in range(16):
         row = weights + min(r, rows - 1) * row_bytes
         for b in range(width // ELEMENTS):
-            groups = 4 * r + 64 * (b * (ELEMENTS // GROUP))
-            d, m = unpack_block(row + b * BLOCK_BYTES, scratch + _ROW_CODES + TILE * r + b * ELEMENTS,
-                                scratch + _TILE_SCALES + groups, scratch + _TILE_MINS + groups, 64)
-            simd.store_f32(scratch + _TILE_D + 64 * b + 4 * r, d)
-            simd.store_f32(scratch + _TILE_M + 64 * b + 4 * r, m)
+            block = row + b * BLOCK_BYTES
+            for part in range(ELEMENTS // 32):
+                simd.store_i8x32(scratch + _ROW_CODES + TILE * r + b * ELEMENTS + 32 * part, codes_of(block, part))
+            for g in range(ELEMENTS // GROUP):
+                at = 4 * r + 64 * (b * (ELEMENTS // GROUP) + g)
+                if HAS_SCALES:
+                    simd.store_i32(scratch + _TILE_SCALES + at, scale_of(block, g))
+                if HAS_INT_MINS:
+                    simd.store_i32(scratch + _TILE_MINS + at, minimum_of(block, g))
+            simd.store_f32(scratch + _TILE_D + 64 * b + 4 * r, d_of(block))
+            simd.store_f32(scratch + _TILE_M + 64 * b + 4 * r, m_of(block))
     for j in range((width + 63) // 64):
         simd.transpose_16x16(scratch + _ROW_CODES + 64 * j, TILE, scratch + _TILE_CODES + 1024 * j)
 
@@ -250,23 +276,23 @@ def matmul(arguments, window, counter, worker):
             weighted = slot(arguments, WEIGHTED_SUMS) + i * 4 * (columns // ACTIVATION_BLOCK)
             out = slot(arguments, OUT) + output_row(pairs, pair_first, t) * out_stride
             for r in range(start, stop):
-                simd.store_f32(out + 4 * r, dot_row(matrix + r * row_bytes, columns, codes, scales, sums, weighted, scratch))
+                simd.store_f32(out + 4 * r, dot_row(matrix + r * row_bytes, columns, codes, scales, sums, weighted))
 
 
 @cache
 def matmul_function(name: str) -> Callable:
     """The kernel function for a block format, to be compiled by `kernel.compile_kernel`."""
     form = unpack.FORMATS[name]
-    constants = {
-        "ELEMENTS": form.elements, "BLOCK_BYTES": form.block_bytes, "GROUP": form.group, "OFFSET": form.offset,
-        "ACTIVATION_BLOCK": form.activation_block, "SUM_GROUP": 16 if form.activation == unpack.Q8_K else 32,
-        "HAS_SCALES": form.has_scales, "HAS_INT_MINS": form.has_int_mins, "HAS_FLOAT_MIN": form.has_float_min,
-        "unpack_block": form.unpack}
+    constants = form.constants
 
     def compiled(function: Callable, **others: Callable) -> Callable:
         return njit(specialise(function, name, **constants, **others), error_model="numpy")
 
-    row = fused.ROW_DOTS.get(name) or compiled(_dot_row)
+    row = fused.ROW_DOTS.get(name)
+    if row is None and form.activation == unpack.Q8_K:
+        row = compiled(_dot_row_256)
+    elif row is None:
+        row = compiled(_dot_row_32, dot_32=compiled(_dot_32))
     tile = compiled(_dot_tile, add_term=compiled(add_term))
     many = compiled(_many_tokens, dot_tile=tile, unpack_tile=compiled(_unpack_tile))
     return specialise(matmul, name, **constants, dot_row=row, many_tokens=many)

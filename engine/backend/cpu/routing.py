@@ -1,7 +1,8 @@
 """Mixture of experts around the matrix products: choose experts, plan who computes what, add the routes up.
 
 The plan of a window is data for `matmul`: groups int64 [1 + 3 E] = their number, then (expert, first pair, pairs) of
-each expert in use, and pairs int32 [T * k], numbered token * k + route and ordered by expert. Choice and sums never depend on the window.
+each expert in use, and pairs int32 [T * k], numbered token * k + route and ordered by expert. Neither the choice nor the
+sums depend on what else is in the window.
 """
 
 from engine.backend.cpu import simd, vecmath

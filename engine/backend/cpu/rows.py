@@ -151,27 +151,29 @@ def embed(arguments, window, counter, worker):
                 simd.store_f32(out + 4 * (c * width + i), simd.load_f32(out + 4 * i))
 
 
-# constants of the format, given by `specialise`
+# constants and functions of the format (unpack.Format.constants), given by `specialise`
 ELEMENTS = BLOCK_BYTES = GROUP = OFFSET = ELEMENT_BYTES = 0
 HAS_SCALES = HAS_INT_MINS = HAS_FLOAT_MIN = False
-unpack_block = load16 = None
+codes_of = d_of = m_of = scale_of = minimum_of = load16 = None
 
 
 def _expand_blocks(row, out, width, scratch):
     """One quantized row as f32, in the order (d * scale) * code - d_min * min that the format defines."""
-    scales, mins = scratch + 256, scratch + 320
     for b in range(width // ELEMENTS):
-        d, m = unpack_block(row + b * BLOCK_BYTES, scratch, scales, mins, 4)
-        for i in range(ELEMENTS):
-            step = d
-            if HAS_SCALES:
-                step = d * simd.to_f32(simd.load_i32(scales + 4 * (i // GROUP)))
-            v = step * simd.to_f32(simd.load_u8(scratch + i) - OFFSET)
-            if HAS_INT_MINS:
-                v = v - m * simd.to_f32(simd.load_i32(mins + 4 * (i // GROUP)))
-            if HAS_FLOAT_MIN:
-                v = v + m
-            simd.store_f32(out + 4 * (b * ELEMENTS + i), v)
+        block = row + b * BLOCK_BYTES
+        for part in range(ELEMENTS // 32):
+            simd.store_i8x32(scratch, codes_of(block, part))
+            for i in range(32):
+                group = (32 * part + i) // GROUP
+                step = d_of(block)
+                if HAS_SCALES:
+                    step = step * simd.to_f32(scale_of(block, group))
+                v = step * simd.to_f32(simd.load_u8(scratch + i) - OFFSET)
+                if HAS_INT_MINS:
+                    v = v - m_of(block) * simd.to_f32(minimum_of(block, group))
+                if HAS_FLOAT_MIN:
+                    v = v + m_of(block)
+                simd.store_f32(out + 4 * (b * ELEMENTS + 32 * part + i), v)
 
 
 def _expand_floats(row, out, width, scratch):
@@ -189,11 +191,7 @@ def _expand_floats(row, out, width, scratch):
 def expand_function(name: str) -> Callable:
     """Compiled `expand(row, out, width, scratch)`: one weight row of a format as f32; scratch of 1024 bytes."""
     if name in unpack.FORMATS:
-        form = unpack.FORMATS[name]
-        function = specialise(
-            _expand_blocks, name, ELEMENTS=form.elements, BLOCK_BYTES=form.block_bytes, GROUP=form.group,
-            OFFSET=form.offset, HAS_SCALES=form.has_scales, HAS_INT_MINS=form.has_int_mins,
-            HAS_FLOAT_MIN=form.has_float_min, unpack_block=form.unpack)
+        function = specialise(_expand_blocks, name, **unpack.FORMATS[name].constants)
     else:
         function = specialise(_expand_floats, name, ELEMENT_BYTES=float_matmul.WEIGHT_BYTES[name],
                               load16=float_matmul.LOADERS[name])

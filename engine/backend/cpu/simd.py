@@ -31,8 +31,8 @@ class VectorModel(PrimitiveModel):
         super().__init__(manager, numba_type, ir.VectorType(_ELEMENTS[numba_type.element], numba_type.lanes))
 
 
-f32x16, i32x16, i8x64, i8x32, i32x8 = (
-    Vector("f32", 16), Vector("i32", 16), Vector("i8", 64), Vector("i8", 32), Vector("i32", 8))
+f32x16, i32x16, i8x64, i8x32, i32x8, f32x8 = (
+    Vector("f32", 16), Vector("i32", 16), Vector("i8", 64), Vector("i8", 32), Vector("i32", 8), Vector("f32", 8))
 
 
 def _ir_vector(vector: Vector) -> ir.VectorType:
@@ -72,7 +72,9 @@ def operation(result, arguments, emit):
         None,
         lambda typing, x: (signature, code),
         lambda typing, x, y: (signature, code),
-        lambda typing, x, y, z: (signature, code))
+        lambda typing, x, y, z: (signature, code),
+        None, None, None, None,
+        lambda typing, a, b, c, d, e, f, g, h: (signature, code))
     return intrinsic(shapes[len(arguments)])
 
 
@@ -87,6 +89,7 @@ def _store(vector: Vector):
 
 
 load_f32x16, load_i32x16, load_i8x64, load_i8x32 = _load(f32x16), _load(i32x16), _load(i8x64), _load(i8x32)
+load_f32x8, store_f32x8, load_i32x8 = _load(f32x8), _store(f32x8), _load(i32x8)
 store_f32x16, store_i32x16, store_i8x64, store_i8x32 = _store(f32x16), _store(i32x16), _store(i8x64), _store(i8x32)
 
 
@@ -127,6 +130,14 @@ add_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
 sub_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
 mul_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fmul(x, y))
 div_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fdiv(x, y))
+add_f32x8 = operation(f32x8, [f32x8, f32x8], lambda b, x, y: b.fadd(x, y))
+mul_f32x8 = operation(f32x8, [f32x8, f32x8], lambda b, x, y: b.fmul(x, y))
+add_i32x8 = operation(i32x8, [i32x8, i32x8], lambda b, x, y: b.add(x, y))
+mul_i32x8 = operation(i32x8, [i32x8, i32x8], lambda b, x, y: b.mul(x, y))
+splat_i32x8 = operation(i32x8, [types.int32], lambda b, v: _splat(b, v, 8))
+f32_of_i32x8 = operation(f32x8, [i32x8], lambda b, x: b.sitofp(x, _ir_vector(f32x8)))
+sub_scaled_i32x8 = operation(  # x - y * factor
+    i32x8, [i32x8, i32x8, types.int32], lambda b, x, y, factor: b.sub(x, b.mul(y, _splat(b, factor, 8))))
 add_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
 sub_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.sub(x, y))
 mul_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
@@ -233,6 +244,36 @@ def _reduce_i32(vector: Vector):
 
 
 sum_i32x16, sum_i32x8 = _reduce_i32(i32x16), _reduce_i32(i32x8)
+
+
+def _fold(width: int):
+    """Two vectors of partial sums as one: adjacent groups of `width` lanes are added, x's results before y's."""
+    def emit(b, x, y):
+        low = [group + i for group in range(0, 16, 2 * width) for i in range(width)]
+        return b.add(b.shuffle_vector(x, y, lane_mask(low)), b.shuffle_vector(x, y, lane_mask(i + width for i in low)))
+    return operation(i32x8, [i32x8, i32x8], emit)
+
+
+fold_4, fold_2, fold_1 = _fold(4), _fold(2), _fold(1)  # after all three, eight vectors have become their eight sums
+
+
+def _sum_in_order(b, total, x):
+    """total + x[0] + x[1] + … one after the other."""
+    name = "llvm.vector.reduce.fadd.v8f32"
+    return b.call(_declare(b, name, ir.FunctionType(_F32, [_F32, _ir_vector(f32x8)])), [total, x])
+
+
+def _pack(b, *scalars):
+    out = ir.Constant(ir.VectorType(scalars[0].type, len(scalars)), ir.Undefined)
+    for i, value in enumerate(scalars):
+        out = b.insert_element(out, value, ir.Constant(_I32, i))
+    return out
+
+
+sum_in_order = operation(types.float32, [types.float32, f32x8], _sum_in_order)
+pack_f32x8 = operation(f32x8, [types.float32] * 8, _pack)
+halves_i32x8 = operation(  # x in lanes 0..3, y in lanes 4..7
+    i32x8, [types.int32, types.int32], lambda b, x, y: _pack(b, x, x, x, x, y, y, y, y))
 
 
 def _tree(combine):
@@ -351,11 +392,11 @@ def _spread_bits(b, word):
 
 
 def _crumbs(b, address):
-    """Sixteen bytes as sixty-four codes of two bits, low bits first."""
-    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
-    copies = b.shuffle_vector(raw, raw, lane_mask(j // 4 for j in range(64)))
-    shifts = ir.Constant(_ir_vector(i8x64), [2 * (j % 4) for j in range(64)])
-    return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x64), [3] * 64))
+    """Eight bytes as thirty-two codes of two bits, low bits first."""
+    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 8)), align=1)
+    copies = b.shuffle_vector(raw, raw, lane_mask(j // 4 for j in range(32)))
+    shifts = ir.Constant(_ir_vector(i8x32), [2 * (j % 4) for j in range(32)])
+    return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x32), [3] * 32))
 
 
 def lookup_i8x32(values):
@@ -378,18 +419,7 @@ def lookup_i8x32(values):
 
 nibbles_i8x32 = operation(i8x32, [types.int64], _nibbles)  # low nibbles of 16 bytes, then their high nibbles
 spread_bits = operation(i8x32, [types.int32], _spread_bits)
-crumbs_i8x64 = operation(i8x64, [types.int64], _crumbs)
-
-
-def _expand(count: int):
-    """`count` i32 at an address, each repeated to fill sixteen lanes."""
-    def emit(b, address):
-        few = b.load(_pointer(b, address, ir.VectorType(_I32, count)), align=1)
-        return b.shuffle_vector(few, few, lane_mask(lane * count // 16 for lane in range(16)))
-    return operation(i32x16, [types.int64], emit)
-
-
-expand_2, expand_4 = _expand(2), _expand(4)
+crumbs_i8x32 = operation(i8x32, [types.int64], _crumbs)
 
 
 # --- exp ----------------------------------------------------------------------------------------------------------
