@@ -53,10 +53,13 @@ class ServedModel:
 
     def _render(self, request: ChatRequest) -> RenderedPrompt:
         turns = history.as_sent(request.messages)
+        forms = [turns, history.alternating(turns), history.without_system(turns)]
+        if history.has_late_system(turns) and not self.template.shows_late_system:
+            del forms[0]
         refusal = ""
-        for form in (lambda same: same, history.alternating, history.without_system):
+        for form in forms:
             try:
-                return self.template.render(form(turns), variables=request.template_variables)
+                return self.template.render(form, variables=request.template_variables)
             except TemplateError as error:
                 refusal = refusal or str(error)
         raise InvalidRequest(refusal, param="messages")

@@ -1,9 +1,9 @@
 """The history as a template may have it: plain strings, roles that templates know, nothing empty.
 
-Three forms, tried in turn until the template takes one: `as_sent` keeps order and turns; `alternating` has one leading
-system message and neighbours of one role merged; `without_system` puts the system text into the first user message. The
-later ones are for strict templates only, so that a late system message does not change the prompt's beginning (and what
-is cached of it) without need. Pure.
+Three forms, tried in turn until the template takes one: `as_sent` keeps order and turns but for leading system messages,
+which become one; `alternating` has every system text at the head and neighbours of one role merged; `without_system` puts
+the system text into the first user message. The later ones are for templates that need them only, so that a late system
+message does not change the prompt's beginning (and what is cached of it) without need. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEPARATOR = "\n\n"
 
 def as_sent(messages: list[Message]) -> list[dict[str, Any]]:
     """Contents joined to strings, `developer` read as `system`, empty assistant turns left out."""
-    turns = []
+    turns: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         content = _text(message, index)
         if message.role == "assistant" and not content and not message.reasoning_content:
@@ -26,10 +26,18 @@ def as_sent(messages: list[Message]) -> list[dict[str, Any]]:
         turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
         if message.role == "assistant" and message.reasoning_content:
             turn["reasoning_content"] = message.reasoning_content
-        turns.append(turn)
+        if len(turns) == 1 and turns[0]["role"] == turn["role"] == "system":
+            turns[0] = _joined(turns[0], turn)
+        else:
+            turns.append(turn)
     if not turns:
         raise InvalidRequest("messages holds nothing but empty assistant turns", param="messages")
     return turns
+
+
+def has_late_system(turns: list[dict[str, Any]]) -> bool:
+    """Whether a system message comes after the first turn."""
+    return any(turn["role"] == "system" for turn in turns[1:])
 
 
 def alternating(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -95,6 +96,16 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
             raise TemplateError(f"the chat template fails on this conversation: {error}") from error
         return RenderedPrompt(text, mark)
+
+    @cached_property
+    def shows_late_system(self) -> bool:
+        """Whether a system message after the first turn reaches the prompt; some templates drop it without a word."""
+        probe = "Vsystem7"
+        turns = [("user", "a"), ("assistant", "b"), ("system", probe), ("user", "c")]
+        try:
+            return probe in self.render([{"role": role, "content": content} for role, content in turns]).text
+        except TemplateError:
+            return False
 
     def _guard_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         # The assistant's own turns may hold thinking tags, which templates look for; control tokens never.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import Sampling
-from gateway.chat.history import alternating, as_sent, without_system
+from gateway.chat.history import alternating, as_sent, has_late_system, without_system
 from gateway.chat.request import ChatRequest, Message, parse_chat_request, sampling_defaults
 from gateway.errors import InvalidRequest, Unsupported
 
@@ -145,6 +145,10 @@ def shape(turns: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def test_the_history_as_sent() -> None:
     turns = as_sent(messages(("developer", "d"), ("user", "a"), ("assistant", ""), ("user", "b"), ("system", "s")))
     assert shape(turns) == [("system", "d"), ("user", "a"), ("user", "b"), ("system", "s")]
+    assert has_late_system(turns)
+    turns = as_sent(messages(("developer", "d"), ("system", "s"), ("user", "a")))
+    assert shape(turns) == [("system", "d\n\ns"), ("user", "a")]
+    assert not has_late_system(turns)
 
 
 def test_the_history_for_strict_templates() -> None:
