@@ -37,7 +37,13 @@ def attention(arguments, window, counter, worker):
         cells = slot(arguments, CELLS) + t * slot(arguments, CELLS_TOKEN)
         if SPARSE:
             n = simd.load_i32(cells)
-        for i in range(n):
+        several = 0
+        if not SPARSE and dim % 16 == 0:
+            several = n // 16 * 16
+            for i in range(0, several, 16):
+                dots = vecmath.dot_with_16(query, keys + 4 * i * dim, 4 * dim, dim)
+                simd.store_f32x16(scores + 4 * i, simd.mul_f32(dots, simd.splat_f32(scale)))
+        for i in range(several, n):
             cell = i
             if SPARSE:
                 cell = simd.load_i32(cells + 4 + 4 * i)

@@ -1,7 +1,7 @@
 """Row dots written by hand for the formats that most weights are in, for AVX-512 VNNI.
 
-They give the same bits as the generated `matmul`'s row dots, which the other tiers use: the integer part is exact, and the float
-part is the same operations. Reading weights at T = 1 is bound by memory only if a block of 144 bytes takes under 40 cycles.
+They give the same bits as the generated row dots of `matmul`, which the other tiers use: the integer part is exact, and
+the float part is the same operations. At T = 1 memory is the bound if a block of 144 bytes takes under 40 cycles.
 """
 
 from collections.abc import Callable

@@ -276,6 +276,17 @@ halves_i32x8 = operation(  # x in lanes 0..3, y in lanes 4..7
     i32x8, [types.int32, types.int32], lambda b, x, y: _pack(b, x, x, x, x, y, y, y, y))
 
 
+def _fold_f32(width: int):
+    """As `_fold`, for sixteen f32 lanes: fold_f32_8, then 4, 2 and 1 give sixteen vectors' sums in the order of `_tree`."""
+    def emit(b, x, y):
+        low = [group + i for group in range(0, 32, 2 * width) for i in range(width)]
+        return b.fadd(b.shuffle_vector(x, y, lane_mask(low)), b.shuffle_vector(x, y, lane_mask(i + width for i in low)))
+    return operation(f32x16, [f32x16, f32x16], emit)
+
+
+fold_f32_8, fold_f32_4, fold_f32_2, fold_f32_1 = (_fold_f32(width) for width in (8, 4, 2, 1))
+
+
 def _tree(combine):
     """Reduce sixteen f32 lanes by halves: (i, i+8), then (i, i+4), (i, i+2), (i, i+1)."""
     def emit(b, x):

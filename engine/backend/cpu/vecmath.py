@@ -11,13 +11,35 @@ _ONE, _NEGATIVE_ZERO = 0x3F800000, 0x80000000 - (1 << 32)  # bit patterns
 
 
 @njit(error_model="numpy")
+def lanes_of_dot(x, y, n):
+    """The sixteen partial sums of x[i] * y[i], n a multiple of 16."""
+    lanes = simd.splat_f32(simd.f32_of_bits(0))
+    for i in range(0, n, 16):
+        lanes = simd.add_f32(lanes, simd.mul_f32(simd.load_f32x16(x + 4 * i), simd.load_f32x16(y + 4 * i)))
+    return lanes
+
+
+@njit(error_model="numpy")
+def dot_with_16(x, y, step, n):
+    """f32x16: the dot products of x with sixteen rows `step` bytes apart, the same bits as `dot`; n a multiple of 16."""
+    a = simd.fold_f32_8(lanes_of_dot(x, y, n), lanes_of_dot(x, y + step, n))
+    b = simd.fold_f32_8(lanes_of_dot(x, y + 2 * step, n), lanes_of_dot(x, y + 3 * step, n))
+    c = simd.fold_f32_8(lanes_of_dot(x, y + 4 * step, n), lanes_of_dot(x, y + 5 * step, n))
+    d = simd.fold_f32_8(lanes_of_dot(x, y + 6 * step, n), lanes_of_dot(x, y + 7 * step, n))
+    low = simd.fold_f32_2(simd.fold_f32_4(a, b), simd.fold_f32_4(c, d))
+    y += 8 * step
+    a = simd.fold_f32_8(lanes_of_dot(x, y, n), lanes_of_dot(x, y + step, n))
+    b = simd.fold_f32_8(lanes_of_dot(x, y + 2 * step, n), lanes_of_dot(x, y + 3 * step, n))
+    c = simd.fold_f32_8(lanes_of_dot(x, y + 4 * step, n), lanes_of_dot(x, y + 5 * step, n))
+    d = simd.fold_f32_8(lanes_of_dot(x, y + 6 * step, n), lanes_of_dot(x, y + 7 * step, n))
+    return simd.fold_f32_1(low, simd.fold_f32_2(simd.fold_f32_4(a, b), simd.fold_f32_4(c, d)))
+
+
+@njit(error_model="numpy")
 def dot(x, y, n):
     """Sum of x[i] * y[i]; x and y are addresses of n f32."""
-    lanes = simd.splat_f32(simd.f32_of_bits(0))
     whole = n // 16 * 16
-    for i in range(0, whole, 16):
-        lanes = simd.add_f32(lanes, simd.mul_f32(simd.load_f32x16(x + 4 * i), simd.load_f32x16(y + 4 * i)))
-    total = simd.sum_f32x16(lanes)
+    total = simd.sum_f32x16(lanes_of_dot(x, y, whole))
     for i in range(whole, n):
         total += simd.load_f32(x + 4 * i) * simd.load_f32(y + 4 * i)
     return total
@@ -45,9 +67,13 @@ def sigmoid(x):
 
 @njit(error_model="numpy")
 def largest(x, n):
-    """Greatest of n f32, n at least 1."""
-    top = simd.load_f32(x)
-    for i in range(1, n):
+    """Greatest of n f32, n at least 1; NaN counts as nothing."""
+    first = simd.load_f32(x)
+    lanes, whole = simd.splat_f32(first), n // 16 * 16
+    for i in range(0, whole, 16):
+        lanes = simd.max_f32(simd.load_f32x16(x + 4 * i), lanes)
+    top = simd.max_f32x16(lanes)
+    for i in range(whole, n):
         v = simd.load_f32(x + 4 * i)
         if v > top:
             top = v
