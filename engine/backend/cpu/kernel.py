@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import cfunc, njit
 
-from engine.backend.cpu import simd
+from engine.backend.cpu import atomics, simd
 
 # slots of the window block, int64 each
 WINDOW_ROWS = 0  # tokens in the window, T
@@ -35,7 +35,7 @@ def float_slot(arguments, index):
 @njit(error_model="numpy")
 def take(counter):
     """The next piece of work that no other worker has taken."""
-    return simd.atomic_add_i64(counter, 1)
+    return atomics.atomic_add_i64(counter, 1)
 
 
 def specialise(function: Callable, suffix: str, **constants: Any) -> Callable:

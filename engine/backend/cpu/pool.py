@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numba import njit, types
 
-from engine.backend.cpu import simd
+from engine.backend.cpu import atomics, simd
 
 _CACHE_LINE = 64
 # byte offsets in the shared block, one cache line each: what one worker writes and others poll
@@ -43,27 +43,27 @@ def _wake_all(address):
 def _await_change(address, old, spin):
     """Return the i32 at `address` once it is not `old`: spin a little, then sleep."""
     for _ in range(spin):
-        new = simd.atomic_load_i32(address)
+        new = atomics.atomic_load_i32(address)
         if new != old:
             return new
-        simd.pause()
-    new = simd.atomic_load_i32(address)
+        atomics.pause()
+    new = atomics.atomic_load_i32(address)
     while new == old:
         _sleep_while(address, old)
-        new = simd.atomic_load_i32(address)
+        new = atomics.atomic_load_i32(address)
     return new
 
 
 @njit(nogil=True, cache=True)
 def _barrier(shared):
     """Wait for all workers. Returns False if the program is to be abandoned, the same to every worker."""
-    generation = simd.atomic_load_i32(shared + _GENERATION)
-    if simd.atomic_add_i32(shared + _ARRIVED, 1) + 1 == simd.load_i64(shared + _N_WORKERS):
-        simd.atomic_store_i32(shared + _ARRIVED, 0)
+    generation = atomics.atomic_load_i32(shared + _GENERATION)
+    if atomics.atomic_add_i32(shared + _ARRIVED, 1) + 1 == simd.load_i64(shared + _N_WORKERS):
+        atomics.atomic_store_i32(shared + _ARRIVED, 0)
         new = (generation & ~1) + 2
-        if simd.atomic_load_i32(shared + _CANCEL) != 0:
+        if atomics.atomic_load_i32(shared + _CANCEL) != 0:
             new |= _ABORTED
-        simd.atomic_store_i32(shared + _GENERATION, new)
+        atomics.atomic_store_i32(shared + _GENERATION, new)
         _wake_all(shared + _GENERATION)
     else:
         new = _await_change(shared + _GENERATION, generation, simd.load_i64(shared + _SPIN))
@@ -77,7 +77,7 @@ def _run_ops(shared, worker):
     counters = simd.load_i64(shared + _COUNTERS)
     for i in range(simd.load_i64(shared + _N_OPS)):
         row = table + 24 * i
-        simd.call_kernel(simd.load_i64(row), simd.load_i64(row + 8), window, counters + _CACHE_LINE * i, worker)
+        atomics.call_kernel(simd.load_i64(row), simd.load_i64(row + 8), window, counters + _CACHE_LINE * i, worker)
         if simd.load_i64(row + 16) != 0 and not _barrier(shared):
             return False
     return True
@@ -89,7 +89,7 @@ def _run_program(shared):
     counters = simd.load_i64(shared + _COUNTERS)
     for i in range(simd.load_i64(shared + _N_OPS)):
         simd.store_i64(counters + _CACHE_LINE * i, 0)
-    simd.atomic_add_i32(shared + _EPOCH, 1)
+    atomics.atomic_add_i32(shared + _EPOCH, 1)
     _wake_all(shared + _EPOCH)
     return _run_ops(shared, 0)
 
@@ -99,7 +99,7 @@ def _worker_loop(shared, worker):
     epoch = 0
     while True:
         epoch = _await_change(shared + _EPOCH, epoch, simd.load_i64(shared + _SPIN))
-        if simd.atomic_load_i32(shared + _STOP) != 0:
+        if atomics.atomic_load_i32(shared + _STOP) != 0:
             return
         _run_ops(shared, worker)
 

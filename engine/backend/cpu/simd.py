@@ -11,8 +11,8 @@ from numba.extending import intrinsic, register_model
 
 from engine.backend.cpu import isa
 
-_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_ELEMENTS = {"i8": _I8, "i32": _I32, "f32": _F32}
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_ELEMENTS = {"i8": I8, "i32": I32, "f32": F32}
 
 
 class Vector(types.Type):
@@ -39,25 +39,27 @@ def _ir_vector(vector: Vector) -> ir.VectorType:
     return ir.VectorType(_ELEMENTS[vector.element], vector.lanes)
 
 
-def _declare(builder, name: str, signature: ir.FunctionType) -> ir.Function:
+def declare(builder, name: str, signature: ir.FunctionType) -> ir.Function:
+    """An external function or LLVM intrinsic of the module under construction."""
     found = builder.module.globals.get(name)
     return found if found is not None else ir.Function(builder.module, signature, name)
 
 
-def _pointer(builder, address, element):
+def pointer(builder, address, element):
+    """An int64 address as a pointer to an LLVM type."""
     return builder.inttoptr(address, element.as_pointer())
 
 
 def _splat(builder, scalar, lanes: int):
     vector = ir.VectorType(scalar.type, lanes)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), lane_mask([0] * lanes))
 
 
 def lane_mask(lanes) -> ir.Constant:
     """Constant lane numbers for a shuffle."""
     lanes = list(lanes)
-    return ir.Constant(ir.VectorType(_I32, len(lanes)), lanes)
+    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
 
 
 def operation(result, arguments, emit):
@@ -79,52 +81,51 @@ def operation(result, arguments, emit):
 
 
 def _load(vector: Vector):
-    return operation(vector, [types.int64], lambda b, p: b.load(_pointer(b, p, _ir_vector(vector)), align=1))
+    return operation(vector, [types.int64], lambda b, p: b.load(pointer(b, p, _ir_vector(vector)), align=1))
 
 
 def _store(vector: Vector):
     def emit(b, p, value):
-        b.store(value, _pointer(b, p, _ir_vector(vector)), align=1)
+        b.store(value, pointer(b, p, _ir_vector(vector)), align=1)
     return operation(types.void, [types.int64, vector], emit)
 
 
 load_f32x16, load_i32x16, load_i8x64, load_i8x32 = _load(f32x16), _load(i32x16), _load(i8x64), _load(i8x32)
-load_f32x8, store_f32x8, load_i32x8 = _load(f32x8), _store(f32x8), _load(i32x8)
-store_f32x16, store_i32x16, store_i8x64, store_i8x32 = _store(f32x16), _store(i32x16), _store(i8x64), _store(i8x32)
+load_f32x8, load_i32x8 = _load(f32x8), _load(i32x8)
+store_f32x16, store_i8x32 = _store(f32x16), _store(i8x32)
 
 
 def _scalar_load(element, numba_type, bits=None):
     def emit(b, p):
-        value = b.load(_pointer(b, p, element), align=1)
+        value = b.load(pointer(b, p, element), align=1)
         return value if bits is None else bits(b, value)
     return operation(numba_type, [types.int64], emit)
 
 
 def _scalar_store(element, numba_type, bits=None):
     def emit(b, p, value):
-        b.store(value if bits is None else bits(b, value), _pointer(b, p, element), align=1)
+        b.store(value if bits is None else bits(b, value), pointer(b, p, element), align=1)
     return operation(types.void, [types.int64, numba_type], emit)
 
 
-load_i64 = _scalar_load(_I64, types.int64)
-load_i32 = _scalar_load(_I32, types.int32)
-load_f32 = _scalar_load(_F32, types.float32)
-load_u8 = _scalar_load(_I8, types.int32, lambda b, v: b.zext(v, _I32))
-load_s8 = _scalar_load(_I8, types.int32, lambda b, v: b.sext(v, _I32))
-load_u16 = _scalar_load(_I16, types.int32, lambda b, v: b.zext(v, _I32))
-store_i64 = _scalar_store(_I64, types.int64)
-store_i32 = _scalar_store(_I32, types.int32)
-store_f32 = _scalar_store(_F32, types.float32)
-store_i8 = _scalar_store(_I8, types.int32, lambda b, v: b.trunc(v, _I8))
-bits_of_f32 = operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, _I32))
-f32_of_bits = operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, _F32))
+load_i64 = _scalar_load(I64, types.int64)
+load_i32 = _scalar_load(I32, types.int32)
+load_f32 = _scalar_load(F32, types.float32)
+load_u8 = _scalar_load(I8, types.int32, lambda b, v: b.zext(v, I32))
+load_s8 = _scalar_load(I8, types.int32, lambda b, v: b.sext(v, I32))
+store_i64 = _scalar_store(I64, types.int64)
+store_i32 = _scalar_store(I32, types.int32)
+store_f32 = _scalar_store(F32, types.float32)
+store_i8 = _scalar_store(I8, types.int32, lambda b, v: b.trunc(v, I8))
+bits_of_f32 = operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, I32))
+f32_of_bits = operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, F32))
 
 splat_f32 = operation(f32x16, [types.float32], lambda b, v: _splat(b, v, 16))
 splat_i32 = operation(i32x16, [types.int32], lambda b, v: _splat(b, v, 16))
-splat_i8 = operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 64))
-splat_i8x32 = operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, _I8), 32))
+splat_i8 = operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, I8), 64))
+splat_i8x32 = operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, I8), 32))
 splat_bytes = operation(  # four bytes, sixteen times
-    i8x64, [types.int32], lambda b, v: b.bitcast(_splat(b, v, 16), ir.VectorType(_I8, 64)))
+    i8x64, [types.int32], lambda b, v: b.bitcast(_splat(b, v, 16), ir.VectorType(I8, 64)))
 
 add_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
 sub_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
@@ -139,44 +140,34 @@ f32_of_i32x8 = operation(f32x8, [i32x8], lambda b, x: b.sitofp(x, _ir_vector(f32
 sub_scaled_i32x8 = operation(  # x - y * factor
     i32x8, [i32x8, i32x8, types.int32], lambda b, x, y, factor: b.sub(x, b.mul(y, _splat(b, factor, 8))))
 add_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
-sub_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.sub(x, y))
 mul_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
 zero_i32x8 = operation(i32x8, [types.int64], lambda b, _: ir.Constant(_ir_vector(i32x8), [0] * 8))
-to_f32 = operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, _F32))
+to_f32 = operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, F32))
 f32_of_i32 = operation(f32x16, [i32x16], lambda b, x: b.sitofp(x, _ir_vector(f32x16)))
 
 
 def _bytes(vector: Vector):
-    """Bitwise and, or, xor, shift right, shift left (by a constant count in every byte) on a byte vector."""
-    two = [vector, vector]
-    lanes, kind = vector.lanes, _ir_vector(vector)
-
+    """Bitwise and, or, shift right, shift left (of every byte, by one count) on a byte vector."""
     def shift(left):
         def emit(b, x, count):
-            by = _splat(b, b.trunc(count, _I8), lanes)
+            by = _splat(b, b.trunc(count, I8), vector.lanes)
             return b.shl(x, by) if left else b.lshr(x, by)
         return operation(vector, [vector, types.int32], emit)
 
-    def add(b, x, y):
-        return b.add(x, y)
-
-    def equal(b, x, y):
-        return b.sext(b.icmp_unsigned("==", x, y), kind)
-
+    two = [vector, vector]
     return (operation(vector, two, lambda b, x, y: b.and_(x, y)), operation(vector, two, lambda b, x, y: b.or_(x, y)),
-            shift(False), shift(True), operation(vector, two, add), operation(vector, two, equal))
+            shift(False), shift(True))
 
 
-and_i8x64, or_i8x64, shr_i8x64, shl_i8x64, add_i8x64, equal_i8x64 = _bytes(i8x64)
-and_i8x32, or_i8x32, shr_i8x32, shl_i8x32, add_i8x32, equal_i8x32 = _bytes(i8x32)
-low_half = operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, lane_mask(range(32))))
-high_half = operation(i8x32, [i8x64], lambda b, x: b.shuffle_vector(x, x, lane_mask(range(32, 64))))
+and_i8x64, or_i8x64, shr_i8x64, shl_i8x64 = _bytes(i8x64)
+and_i8x32, or_i8x32, shr_i8x32, shl_i8x32 = _bytes(i8x32)
+add_i8x32 = operation(i8x32, [i8x32, i8x32], lambda b, x, y: b.add(x, y))
 join_halves = operation(i8x64, [i8x32, i8x32], lambda b, x, y: b.shuffle_vector(x, y, lane_mask(range(64))))
 
 
 def _dot_generic(b, accumulator, unsigned, signed, lanes: int):
     """acc[i] += sum over 4 adjacent bytes of u8 * s8, in plain LLVM."""
-    wide = ir.VectorType(_I32, 4 * lanes)
+    wide = ir.VectorType(I32, 4 * lanes)
     product = b.mul(b.zext(unsigned, wide), b.sext(signed, wide))
     for k in range(4):
         part = b.shuffle_vector(product, product, lane_mask(range(k, 4 * lanes, 4)))
@@ -186,8 +177,8 @@ def _dot_generic(b, accumulator, unsigned, signed, lanes: int):
 
 def _dot_avx2(b, accumulator, unsigned, signed, lanes: int):
     """The same through pmaddwd on words: exact for every byte, where pmaddubsw would saturate above 127."""
-    words, half = ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
-    madd = _declare(b, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(half, [words, words]))
+    words, half = ir.VectorType(I16, 16), ir.VectorType(I32, 8)
+    madd = declare(b, "llvm.x86.avx2.pmadd.wd", ir.FunctionType(half, [words, words]))
     parts = []
     for start in range(0, 4 * lanes, 16):
         piece = lane_mask(range(start, start + 16))
@@ -206,8 +197,8 @@ def _dot_avx2(b, accumulator, unsigned, signed, lanes: int):
 
 def _dot_vnni(b, accumulator, unsigned, signed, lanes: int):
     bits = 32 * lanes
-    ints, raw = ir.VectorType(_I32, lanes), ir.VectorType(_I8, 4 * lanes)
-    function = _declare(b, f"llvm.x86.avx512.vpdpbusd.{bits}", ir.FunctionType(ints, [ints, raw, raw]))
+    ints, raw = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
+    function = declare(b, f"llvm.x86.avx512.vpdpbusd.{bits}", ir.FunctionType(ints, [ints, raw, raw]))
     return b.call(function, [accumulator, unsigned, signed])
 
 
@@ -224,14 +215,14 @@ def _dot_words(b, accumulator, words, factors):
     """acc + words * factors where every |word| < 2**15 and 0 <= factor < 2**15, in one instruction where there is one."""
     if isa.tier() != "vnni":
         return b.add(accumulator, b.mul(words, factors))
-    halves, ints = ir.VectorType(_I16, 32), _ir_vector(i32x16)
-    function = _declare(b, "llvm.x86.avx512.vpdpwssd.512", ir.FunctionType(ints, [ints, halves, halves]))
+    halves, ints = ir.VectorType(I16, 32), _ir_vector(i32x16)
+    function = declare(b, "llvm.x86.avx512.vpdpwssd.512", ir.FunctionType(ints, [ints, halves, halves]))
     return b.call(function, [accumulator, b.bitcast(words, halves), b.bitcast(factors, halves)])
 
 
 dot_words = operation(i32x16, [i32x16, i32x16, i32x16], _dot_words)
 load_s8x16 = operation(i32x16, [types.int64], lambda b, p: b.sext(
-    b.load(_pointer(b, p, ir.VectorType(_I8, 16)), align=1), _ir_vector(i32x16)))
+    b.load(pointer(b, p, ir.VectorType(I8, 16)), align=1), _ir_vector(i32x16)))
 
 
 def _reduce_i32(vector: Vector):
@@ -239,7 +230,7 @@ def _reduce_i32(vector: Vector):
 
     def emit(b, x):
         name = f"llvm.vector.reduce.add.v{vector.lanes}i32"
-        return b.call(_declare(b, name, ir.FunctionType(_I32, [kind])), [x])
+        return b.call(declare(b, name, ir.FunctionType(I32, [kind])), [x])
     return operation(types.int32, [vector], emit)
 
 
@@ -260,13 +251,13 @@ fold_4, fold_2, fold_1 = _fold(4), _fold(2), _fold(1)  # after all three, eight 
 def _sum_in_order(b, total, x):
     """total + x[0] + x[1] + … one after the other."""
     name = "llvm.vector.reduce.fadd.v8f32"
-    return b.call(_declare(b, name, ir.FunctionType(_F32, [_F32, _ir_vector(f32x8)])), [total, x])
+    return b.call(declare(b, name, ir.FunctionType(F32, [F32, _ir_vector(f32x8)])), [total, x])
 
 
 def _pack(b, *scalars):
     out = ir.Constant(ir.VectorType(scalars[0].type, len(scalars)), ir.Undefined)
     for i, value in enumerate(scalars):
-        out = b.insert_element(out, value, ir.Constant(_I32, i))
+        out = b.insert_element(out, value, ir.Constant(I32, i))
     return out
 
 
@@ -294,7 +285,7 @@ def _tree(combine):
             low = b.shuffle_vector(x, x, lane_mask(range(width)))
             high = b.shuffle_vector(x, x, lane_mask(range(width, 2 * width)))
             x = combine(b, low, high)
-        return b.extract_element(x, ir.Constant(_I32, 0))
+        return b.extract_element(x, ir.Constant(I32, 0))
     return operation(types.float32, [f32x16], emit)
 
 
@@ -303,12 +294,11 @@ def _max(b, x, y):
 
 
 sqrt_f32 = operation(types.float32, [types.float32], lambda b, x: b.call(
-    _declare(b, "llvm.sqrt.f32", ir.FunctionType(_F32, [_F32])), [x]))
-first_f32 = operation(types.float32, [f32x16], lambda b, x: b.extract_element(x, ir.Constant(_I32, 0)))
+    declare(b, "llvm.sqrt.f32", ir.FunctionType(F32, [F32])), [x]))
+first_f32 = operation(types.float32, [f32x16], lambda b, x: b.extract_element(x, ir.Constant(I32, 0)))
 sum_f32x16 = _tree(lambda b, x, y: b.fadd(x, y))
 max_f32x16 = _tree(_max)
 max_f32 = operation(f32x16, [f32x16, f32x16], _max)
-min_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 
 
 def _round_to_bytes(b, address, x):
@@ -318,8 +308,8 @@ def _round_to_bytes(b, address, x):
     whole = b.fptosi(b.fsub(b.fadd(x, magic), magic), ints)
     top = ir.Constant(ints, [127] * 16)
     whole = b.select(b.icmp_signed(">", whole, top), top, whole)
-    b.store(b.trunc(whole, ir.VectorType(_I8, 16)), _pointer(b, address, ir.VectorType(_I8, 16)), align=1)
-    function = _declare(b, "llvm.vector.reduce.add.v16i32", ir.FunctionType(_I32, [ints]))
+    b.store(b.trunc(whole, ir.VectorType(I8, 16)), pointer(b, address, ir.VectorType(I8, 16)), align=1)
+    function = declare(b, "llvm.vector.reduce.add.v16i32", ir.FunctionType(I32, [ints]))
     return b.call(function, [whole])
 
 
@@ -328,8 +318,8 @@ round_to_bytes = operation(types.int32, [types.int64, f32x16], _round_to_bytes)
 
 def _transpose(b, source, row_bytes, target):
     """16 rows of 64 bytes at `source` as 16 columns of 4-byte units: target[unit][row]."""
-    kind = ir.VectorType(_I32, 16)
-    rows = [b.load(_pointer(b, b.add(source, b.mul(row_bytes, ir.Constant(_I64, r))), kind), align=1) for r in range(16)]
+    kind = ir.VectorType(I32, 16)
+    rows = [b.load(pointer(b, b.add(source, b.mul(row_bytes, ir.Constant(I64, r))), kind), align=1) for r in range(16)]
     for width in (1, 2, 4, 8):  # swap the off-diagonal blocks of `width` lanes between rows r and r + width
         low, high = [], []
         for lane in range(16):
@@ -344,7 +334,7 @@ def _transpose(b, source, row_bytes, target):
                 swapped[r + width] = b.shuffle_vector(x, y, lane_mask(high))
         rows = swapped
     for r in range(16):
-        b.store(rows[r], _pointer(b, b.add(target, ir.Constant(_I64, 64 * r)), kind), align=1)
+        b.store(rows[r], pointer(b, b.add(target, ir.Constant(I64, 64 * r)), kind), align=1)
 
 
 transpose_16x16 = operation(types.void, [types.int64, types.int64, types.int64], _transpose)
@@ -352,10 +342,10 @@ transpose_16x16 = operation(types.void, [types.int64, types.int64, types.int64],
 
 def _half(b, address):
     """f16 at an address as f32: the conversion instruction, or the same by integer arithmetic."""
-    raw = b.load(_pointer(b, address, _I16), align=1)
+    raw = b.load(pointer(b, address, I16), align=1)
     if isa.tier() != "plain":
-        return b.fpext(b.bitcast(raw, ir.HalfType()), _F32)
-    return _half_bits(b, b.zext(raw, _I32), _I32, _F32)
+        return b.fpext(b.bitcast(raw, ir.HalfType()), F32)
+    return _half_bits(b, b.zext(raw, I32), I32, F32)
 
 
 def _half_bits(b, raw, ints, floats):
@@ -371,14 +361,14 @@ def _half_bits(b, raw, ints, floats):
 
 
 def _half_vector(b, address):
-    raw = b.load(_pointer(b, address, ir.VectorType(_I16, 16)), align=1)
+    raw = b.load(pointer(b, address, ir.VectorType(I16, 16)), align=1)
     if isa.tier() != "plain":
         return b.fpext(b.bitcast(raw, ir.VectorType(ir.HalfType(), 16)), _ir_vector(f32x16))
     return _half_bits(b, b.zext(raw, _ir_vector(i32x16)), _ir_vector(i32x16), _ir_vector(f32x16))
 
 
 def _bfloat_vector(b, address):
-    raw = b.load(_pointer(b, address, ir.VectorType(_I16, 16)), align=1)
+    raw = b.load(pointer(b, address, ir.VectorType(I16, 16)), align=1)
     wide = b.shl(b.zext(raw, _ir_vector(i32x16)), ir.Constant(_ir_vector(i32x16), [16] * 16))
     return b.bitcast(wide, _ir_vector(f32x16))
 
@@ -389,8 +379,8 @@ load_bf16x16 = operation(f32x16, [types.int64], _bfloat_vector)
 
 # --- unpacking nibbles and bits -----------------------------------------------------------------------------------
 def _nibbles(b, address):
-    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 16)), align=1)
-    four, fifteen = (ir.Constant(ir.VectorType(_I8, 16), [v] * 16) for v in (4, 15))
+    raw = b.load(pointer(b, address, ir.VectorType(I8, 16)), align=1)
+    four, fifteen = (ir.Constant(ir.VectorType(I8, 16), [v] * 16) for v in (4, 15))
     return b.shuffle_vector(b.and_(raw, fifteen), b.lshr(raw, four), lane_mask(range(32)))
 
 
@@ -404,7 +394,7 @@ def _spread_bits(b, word):
 
 def _crumbs(b, address):
     """Eight bytes as thirty-two codes of two bits, low bits first."""
-    raw = b.load(_pointer(b, address, ir.VectorType(_I8, 8)), align=1)
+    raw = b.load(pointer(b, address, ir.VectorType(I8, 8)), align=1)
     copies = b.shuffle_vector(raw, raw, lane_mask(j // 4 for j in range(32)))
     shifts = ir.Constant(_ir_vector(i8x32), [2 * (j % 4) for j in range(32)])
     return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x32), [3] * 32))
@@ -417,12 +407,12 @@ def lookup_i8x32(values):
     def emit(b, index):
         if isa.tier() != "plain":
             kind = _ir_vector(i8x32)
-            function = _declare(b, "llvm.x86.avx2.pshuf.b", ir.FunctionType(kind, [kind, kind]))
+            function = declare(b, "llvm.x86.avx2.pshuf.b", ir.FunctionType(kind, [kind, kind]))
             return b.call(function, [constant, index])
         out = ir.Constant(_ir_vector(i8x32), ir.Undefined)
         for j in range(32):
-            lane = ir.Constant(_I32, j)
-            code = b.zext(b.extract_element(index, lane), _I32)
+            lane = ir.Constant(I32, j)
+            code = b.zext(b.extract_element(index, lane), I32)
             out = b.insert_element(out, b.extract_element(constant, code), lane)
         return out
     return operation(i8x32, [i8x32], emit)
@@ -469,52 +459,3 @@ def _exp(b, x):
 
 
 exp_f32x16 = operation(f32x16, [f32x16], _exp)
-
-
-# --- shared memory between threads --------------------------------------------------------------------------------
-def _atomic_add(element, numba_type):
-    def emit(b, p, value):
-        return b.atomic_rmw("add", _pointer(b, p, element), value, "seq_cst")
-    return operation(numba_type, [types.int64, numba_type], emit)
-
-
-atomic_add_i64, atomic_add_i32 = _atomic_add(_I64, types.int64), _atomic_add(_I32, types.int32)
-atomic_load_i32 = operation(
-    types.int32, [types.int64], lambda b, p: b.load_atomic(_pointer(b, p, _I32), "seq_cst", 4))
-
-
-def _atomic_store(b, p, value):
-    b.store_atomic(value, _pointer(b, p, _I32), "seq_cst", 4)
-
-
-def _pause(b):
-    b.call(_declare(b, "llvm.x86.sse2.pause", ir.FunctionType(ir.VoidType(), [])), [])
-
-
-def _prefetch(b, p):
-    byte = _I8.as_pointer()
-    function = _declare(b, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32]))
-    b.call(function, [b.inttoptr(p, byte), *(ir.Constant(_I32, v) for v in (0, 3, 1))])
-
-
-atomic_store_i32 = operation(types.void, [types.int64, types.int32], _atomic_store)
-prefetch = operation(types.void, [types.int64], _prefetch)
-
-
-@intrinsic
-def pause(typing):
-    """Tell the core that this is a spin loop."""
-    def code(context, builder, signature, values):
-        _pause(builder)
-        return context.get_dummy_value()
-    return types.void(), code
-
-
-@intrinsic
-def call_kernel(typing, function, arguments, window, counter, worker):
-    """Call the machine code at `function`: void (int64 arguments, int64 window, int64 counter, int64 worker)."""
-    def code(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * 4)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-    return types.void(*[types.int64] * 5), code

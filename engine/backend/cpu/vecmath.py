@@ -67,7 +67,7 @@ def sigmoid(x):
 
 @njit(error_model="numpy")
 def largest(x, n):
-    """Greatest of n f32, n at least 1; NaN counts as nothing."""
+    """Greatest of n f32, n at least 1."""
     first = simd.load_f32(x)
     lanes, whole = simd.splat_f32(first), n // 16 * 16
     for i in range(0, whole, 16):
