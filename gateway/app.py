@@ -53,6 +53,7 @@ class Gateway:
         self._draining = False
         self.service = Service(config, source)
         self.application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._middleware()])
+        self.application.on_response_prepare.append(self._add_cors)
         self.application.add_routes(
             [
                 web.get("/", _page),
@@ -86,7 +87,6 @@ class Gateway:
     def _middleware(self) -> Middleware:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            cors = self._gatekeeper.cors_headers(request.headers.get("Origin"))
             try:
                 self._gatekeeper.check(request.method, request.path, request.headers)
                 if self._draining:
@@ -109,11 +109,12 @@ class Gateway:
             except Exception:  # the last line of defence: whatever it was, the client gets JSON and the log the trace
                 log.exception("%s %s failed", request.method, request.path)
                 response = _error_response(InternalError("an internal error; the server's log has the details"))
-            if not response.prepared:
-                response.headers.update(cors)
             return response
 
         return guard
+
+    async def _add_cors(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(self._gatekeeper.cors_headers(request.headers.get("Origin")))
 
     async def _tracked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Run a handler so that the drain knows of it."""

@@ -61,11 +61,14 @@ class EventStream:
         return self._response
 
     async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(_WRITE_TIMEOUT_S):
-            if not self.started:
-                self.started = True
-                await self._response.prepare(self._request)
-            await self._response.write(data)
+        try:
+            async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                if not self.started:
+                    self.started = True
+                    await self._response.prepare(self._request)
+                await self._response.write(data)
+        except TimeoutError:
+            raise ConnectionResetError(f"the client read nothing for {_WRITE_TIMEOUT_S:g} s") from None
 
 
 async def with_pauses(source: AsyncGenerator[Item, None], pause_s: float) -> AsyncGenerator[Item | None, None]:

@@ -227,6 +227,21 @@ def test_a_key_closes_the_api(start_gateway: Start) -> None:
     assert models.status_code == 200
 
 
+def test_an_allowed_page_may_read_the_answers(start_gateway: Start) -> None:
+    gateway = start_gateway("--allow-origin", "https://app.example")
+    gateway.wait_ready()
+    headers = {"Origin": "https://app.example"}
+    body = {"messages": [{"role": "user", "content": "q"}]}
+    replies = [
+        gateway.request("OPTIONS", "/v1/chat/completions", headers=headers),
+        gateway.request("POST", "/v1/chat/completions", json_body=body, headers=headers),
+        gateway.request("POST", "/v1/chat/completions", json_body={**body, "stream": True}, headers=headers),
+        gateway.request("POST", "/v1/chat/completions", json_body={}, headers=headers),
+    ]
+    assert [reply.status_code for reply in replies] == [204, 200, 200, 400]
+    assert {reply.headers["Access-Control-Allow-Origin"] for reply in replies} == {"https://app.example"}
+
+
 def test_a_burst_is_answered_in_order(start_gateway: Start) -> None:
     gateway = start_gateway()
     gateway.wait_ready()

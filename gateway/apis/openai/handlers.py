@@ -7,6 +7,7 @@ that goes away cancels its handler, and with it the engine's work.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -23,6 +24,8 @@ from gateway.model import Prompt, ServedModel
 from gateway.reply import ReplyAssembler, stream_reply
 from gateway.service import Service
 from gateway.sse import KEEP_ALIVE_S, EventStream, json_response, with_pauses
+
+log = logging.getLogger("gateway.openai")
 
 # Stands for "as far as the context goes": the engine ends a reply where its context ends.
 _NO_LIMIT = 2**31 - 1
@@ -119,6 +122,13 @@ class OpenAIHandlers:
             if not stream.started:
                 raise
             await stream.send(error_body(error))
+        except ConnectionError:
+            raise
+        except Exception:  # the status is sent: the stream itself has to say that something broke
+            if not stream.started:
+                raise
+            log.exception("a stream broke off")
+            await stream.send(error_body(InternalError("an internal error; the server's log has the details")))
         return await stream.finish()
 
 
