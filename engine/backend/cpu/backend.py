@@ -12,6 +12,7 @@ from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
 from engine.backend.cpu.program import Program, float_bits
+from engine.backend.cpu.values import float_array
 from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
 
@@ -239,17 +240,3 @@ class CpuBackend:
         self.pool.close()
         self.program = Program(self.pool, 0)
         self.state.clear()
-
-
-def float_array(tensor: Tensor) -> np.ndarray:
-    """A float tensor as a contiguous f32 array of its own shape."""
-    name = tensor.format.name
-    if name == "F32":
-        values = np.ascontiguousarray(tensor.data).view(np.float32)
-    elif name == "F16":
-        values = np.ascontiguousarray(tensor.data).view(np.float16).astype(np.float32)
-    elif name == "BF16":
-        values = (np.ascontiguousarray(tensor.data).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        raise BadModel(f"{tensor.name}: expected F32, F16 or BF16, found {name}")
-    return np.ascontiguousarray(values.reshape(tensor.shape))
