@@ -41,17 +41,14 @@ class LoadedSession(SequenceModel, Protocol):
 
 
 def load_model(config: EngineConfig) -> LoadedSession:
-    """The session of the configured model; damaged files are refused before anything heavy is imported."""
-    from engine.gguf import open_model
+    """The session of the configured model. A model that is not there is refused before anything heavy is imported."""
     from packs.manifest import resolve_model
 
     source = resolve_model(config.model)
-    open_model(source.model, ple_path=config.ple_gguf or source.ple).close()
 
-    from engine.session import load_session  # brings numba and compiles kernels
+    from engine.session import load_session  # opens the files, then brings numba and compiles kernels
 
-    session: LoadedSession = load_session(source, config)
-    return session
+    return load_session(source, config)
 
 
 def run(argv: Sequence[str] | None = None, *, load: Callable[[EngineConfig], LoadedSession] = load_model) -> int:

@@ -5,6 +5,7 @@ cancelled; everything else waits in the inbox for the main thread, which parses 
 hold up a window that is being computed). It must not know the model.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -33,6 +34,7 @@ def take_stdout(log_path: Path | None = None) -> int:
         os.close(log_fd)
     protocol_fd = os.dup(1)  # not inheritable: a child process must not keep the pipe open
     os.dup2(2, 1)
+    os.set_blocking(protocol_fd, True)  # a terminal may come from a program that left it non-blocking
     return protocol_fd
 
 
@@ -164,6 +166,8 @@ class Reader(threading.Thread):
         self._stats = stats
 
     def run(self) -> None:
+        with contextlib.suppress(OSError):  # closed from the start, which reading finds out
+            os.set_blocking(self._fd, True)
         try:
             for line in read_lines(self._fd):
                 self._accept(line)

@@ -1,7 +1,11 @@
 """Lines out of a byte stream, however it is cut, and which request a STOP hits."""
 
 import os
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from engine import stdio
 from engine.messages import BadCommand, Pong, Stop
 from engine.protocol import MAX_LINE_BYTES
 from engine.stdio import ClientGone, Inbox, LineWriter, Ticket, read_lines
+from tests.protocol.driver import MOCK_ENGINE, ROOT, TIMEOUT_S
 
 
 def _lines_of(pieces: list[bytes]) -> list[bytes | BadCommand]:
@@ -125,3 +130,33 @@ def test_a_closed_inbox_empties_then_ends() -> None:
     assert inbox.waiting == 1
     assert inbox.take() is a
     assert inbox.take() is None
+
+
+def test_pipes_that_were_left_non_blocking_are_made_blocking() -> None:
+    with _engine_on_non_blocking_pipes() as (process, writing, reading):
+        lines = iter(reading.readline, b"")
+        assert any(line.startswith(b"READY") for line in lines)
+        os.write(writing, b"GEN 2 5,6,7\nQUIT\n")
+        assert any(line.startswith(b"DONE 2 3") for line in lines)
+        assert process.wait(TIMEOUT_S) == 0
+
+
+@contextmanager
+def _engine_on_non_blocking_pipes() -> Iterator[tuple[subprocess.Popen[bytes], int, BinaryIO]]:
+    """The mock engine, the descriptor to write commands to, and the stream of its output."""
+    stdin_reading, stdin_writing = os.pipe()
+    stdout_reading, stdout_writing = os.pipe()
+    os.set_blocking(stdin_reading, False)
+    os.set_blocking(stdout_writing, False)
+    process = subprocess.Popen(
+        MOCK_ENGINE, stdin=stdin_reading, stdout=stdout_writing, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    os.close(stdin_reading)
+    os.close(stdout_writing)
+    with os.fdopen(stdout_reading, "rb") as reading:
+        try:
+            yield process, stdin_writing, reading
+        finally:
+            process.kill()
+            process.wait()
+            os.close(stdin_writing)

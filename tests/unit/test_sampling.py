@@ -54,6 +54,7 @@ def test_the_uniform_number_never_changes() -> None:
 FROZEN = [0.4685865183391049, 0.32706338120338474, 0.49120127602043595]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
 def test_the_uniform_number_is_below_one(seed: int, position: int) -> None:
     assert 0.0 <= uniform(seed, position) < 1.0
@@ -72,6 +73,7 @@ def test_top_ids_are_a_stable_sort(vocab: int, levels: int) -> None:
         assert top_ids(logits, n).tolist() == order[:n]
 
 
+@settings(deadline=None)
 @given(hnp.arrays(np.float32, st.integers(1, 300), elements=st.integers(-4, 4).map(float)))
 def test_greedy_takes_the_lowest_of_equal_ids(logits: NDArray[np.float32]) -> None:
     best = min(range(logits.size), key=lambda i: (-logits[i], i))
@@ -152,7 +154,7 @@ random_settings = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     hnp.arrays(np.float32, st.integers(1, 200), elements=st.integers(-80, 80).map(float)),
     random_settings,
