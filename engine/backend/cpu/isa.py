@@ -50,4 +50,5 @@ def prepare_numba() -> None:
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
     root = Path(os.environ.get("TERRACE_HOME", Path.home() / ".cache" / "terrace"))
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(root / "kernels" / digest.hexdigest()[:16]))
+    # set over an inherited one: it may be a parent's, for another tier
+    os.environ["NUMBA_CACHE_DIR"] = str(root / "kernels" / digest.hexdigest()[:16])
