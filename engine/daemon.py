@@ -112,10 +112,10 @@ class Daemon:
         fields: dict[str, int | str] = {"protocol": PROTOCOL_VERSION, "engine": _version()}
         fields.update((key, known[key]) for key in INFO_ORDER if key in known)
         fields.update((key, value) for key, value in known.items() if key not in fields)
+        self._stats.state = "idle"
         self._writer.write([Info(fields), Ready(session.max_context, ("stop",))])
 
     def _serve(self, session: LoadedSession) -> int:
-        self._stats.state = "idle"
         while (ticket := self._inbox.take()) is not None:
             try:
                 self._answer(session, ticket)
@@ -123,14 +123,13 @@ class Daemon:
                 raise
             except Exception as raised:
                 self._inbox.finish()
-                self._stats.errors += 1
+                self._stats.count_error()
                 error = _described(raised, "not enough memory for this request")
                 if error.fatal:
                     return self._end(error, request_id=ticket.id)
                 if not isinstance(error, REFUSALS):
                     session.reset()  # what failed half-way is dropped, never reused
                 self._writer.write([Err(code=error.code, message=str(error), id=ticket.id)])
-            self._stats.state = "idle"
         return 0
 
     def _answer(self, session: LoadedSession, ticket: Ticket) -> None:

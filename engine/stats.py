@@ -20,7 +20,7 @@ class EngineStats:
     def __init__(self, queue_length: Callable[[], int]) -> None:
         self.state = "loading"
         self.requests = 0
-        self.errors = 0
+        self._errors = 0
         self._queue_length = queue_length
         self._started_s = time.monotonic()
         self._finishes = {"stop": 0, "length": 0, "cancel": 0}
@@ -33,7 +33,7 @@ class EngineStats:
         self._process = psutil.Process()
 
     def count(self, event: Event) -> None:
-        """Take account of an event that was just produced."""
+        """Take account of an event before it is written: who reads it may ask for STATS at once."""
         match event:
             case Progress():
                 self.state = "prompt"
@@ -41,11 +41,17 @@ class EngineStats:
                 self.state = "decode"
                 self._generated_tokens += 1
             case Done():
+                self.state = "idle"
                 self._finishes[event.finish] += 1
                 self._prompt_tokens += event.prompt_read
                 self._reused_tokens += event.reused
                 self._prompt_ms += event.prompt_ms
                 self._decode_ms += event.decode_ms
+
+    def count_error(self) -> None:
+        """A request ends with ERR."""
+        self.state = "idle"
+        self._errors += 1
 
     def set_usage(self, usage: dict[str, int]) -> None:
         """The session's own cumulative counters."""
@@ -59,7 +65,7 @@ class EngineStats:
             "queue": self._queue_length(),
             "requests": self.requests,
             **self._finishes,
-            "errors": self.errors,
+            "errors": self._errors,
             "prompt_tokens": self._prompt_tokens,
             "generated_tokens": self._generated_tokens,
             "reused_tokens": self._reused_tokens,
