@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from products import dequantize, random_weight
 
 from engine.backend import base
-from engine.backend.cpu import sparse
+from engine.backend.cpu import delta_net, sparse
 from engine.backend.cpu.blocks import indexer
 from engine.backend.cpu.blocks import ngram as ngram_block
 from engine.errors import BadModel
@@ -80,6 +80,13 @@ def test_delta_net(dim, gate):
         assert all(np.array_equal(a, entry.array) for a, entry in zip(kept, run.backend.state, strict=True))
     assert np.array_equal(np.concatenate(parts), whole)
     close(whole, reference.delta_net(x.astype(np.float64), doubles(weights), spec), 1e-5)
+
+
+def test_softplus():
+    x = np.concatenate([np.linspace(-80, 80, 3001), np.linspace(-1, 1, 1001)]).astype(np.float32)
+    ours = np.array([delta_net.softplus(v) for v in x])
+    exact = np.logaddexp(0, x.astype(np.float64))
+    assert (np.abs(ours - exact) <= 4e-7 * exact).all()
 
 
 def test_delta_net_refuses_heads_that_do_not_go_together():
@@ -177,6 +184,7 @@ def test_ngram():
     tokens = np.random.default_rng(14).integers(0, 6, n).astype(np.int32)  # resets are frequent, also two in a row
     x = np.random.default_rng(15).normal(size=(n, wide)).astype(np.float32)
     x[7] = 0  # its score is zero
+    x[8:11] *= np.array([[1e-6], [1e-8], [1e-11]], np.float32)  # scores on both sides of the root's floor
 
     def record(b, x):
         return [b.ngram(x, TABLE, tensors(weights))]
