@@ -124,6 +124,8 @@ def attention_spec(hyper: Hyper, layer: int) -> Attention:
     rotary = hyper.integer("rope.dimension_count", high=head_dim)
     if kv_heads < 1 or heads % kv_heads or rotary % 2:
         raise BadModel(f"{hyper.arch}: {heads} heads on {kv_heads} of keys, {rotary} dimensions rotated: do not go together")
+    if hyper.number("rope.scaling.factor", 1.0) != 1:
+        raise BadModel(f"{hyper.arch}.rope.scaling.factor: scaled rotation is not supported")
     block, indexer = _of_layer(hyper, "attention.compress_ratios", layer), None
     if block > 0:
         indexer = Indexer(hyper.integer("attention.indexer.head_count", high=1 << 12),

@@ -127,6 +127,7 @@ def test_hash_constants_by_the_published_rule(case):
     ("attention.head_count_kv", [2], "1 values for 4 layers"),
     ("attention.head_count_kv", 3, "do not go together"),
     ("rope.dimension_count", 64, "rope.dimension_count"),
+    ("rope.scaling.factor", 4.0, "scaled rotation is not supported"),
     ("ssm.inner_size", 95, "ssm.inner_size"),
     ("ssm.state_size", 32, "ssm.inner_size"),
     ("ssm.group_count", 3, "attn_qkv.weight: its shape"),
