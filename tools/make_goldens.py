@@ -1,7 +1,7 @@
 """Makes the committed goldens under tests/goldens from independent references.
 
-    python -m tools.make_goldens peer     # llama.cpp: logits and greedy ids of every architecture (see tools/peer.py)
-    python -m tools.make_goldens sparse   # Hugging Face: qwen4exp with a binding budget (see tools/hf_reference.py)
+    python -m tools.make_goldens peer [NAME…]   # llama.cpp: logits and greedy ids (see tools/peer.py), of all by default
+    python -m tools.make_goldens sparse         # Hugging Face: qwen4exp with a binding budget (see tools/hf_reference.py)
 
 A golden holds no weights: the model is made again from its seed, and `digest` tells whether it still is the same one.
 """
@@ -88,11 +88,12 @@ def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("peer", "sparse"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ARCHITECTURES)}")
     args = parser.parse_args()
     if args.what == "sparse":
         make_sparse_golden()
     else:
-        for arch in ARCHITECTURES:
+        for arch in args.names or ARCHITECTURES:
             make_peer_golden(arch)
 
 

@@ -3,7 +3,7 @@
     python -m tools.make_tiny_gguf OUT.gguf --arch qwen4exp [--seed 0] [--preset blocks] [--tokenizer bpe]
         [--store '*_exps.weight=Q8_0'] [--layout shards] [--set index_budget=16]
 
-The same arguments give the same bytes of weights everywhere. What a model consists of is in tools/random_model.py.
+The same arguments give the same bytes of weights everywhere. What a model consists of is in tools/random_model.
 """
 
 import argparse

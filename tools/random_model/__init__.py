@@ -1,0 +1,45 @@
+"""Random models of the supported architectures: metadata and float32 weights by seed, nothing of files.
+
+Settings are realistic (grouped heads, odd sizes, spread norms, scores that are not flat), as a test of an engine needs
+them. A module here holds the recipe of an architecture; one more is its line in `RECIPES`.
+"""
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from tools.random_model import llama, qwen3, qwen4exp
+from tools.random_model.base import RandomModel, Sizes, Weights
+from tools.random_model.qwen4exp import ngram_multipliers, primes_from
+from tools.small_vocabulary import vocabulary_metadata
+
+RECIPES = MappingProxyType({
+    "llama": llama.DENSE,
+    "llama-moe": llama.MOE,
+    "qwen3moe": qwen3.MOE,
+    "qwen4exp": qwen4exp.RECIPE,
+})
+ARCHITECTURES = tuple(RECIPES)
+PRESETS = ("tiny", "blocks")
+
+__all__ = ["ARCHITECTURES", "PRESETS", "RandomModel", "Sizes", "ngram_multipliers", "primes_from", "random_model"]
+
+
+def random_model(
+    architecture: str, *, seed: int = 0, preset: str = "tiny", tokenizer: str = "none", **changes: Any
+) -> RandomModel:
+    """Make a model. `tokenizer` is "none" (no_vocab) or "bpe"; `changes` replace fields of the preset's Sizes."""
+    if architecture not in RECIPES or preset not in PRESETS or tokenizer not in ("none", "bpe"):
+        raise ValueError(f"no {preset} preset of {architecture} with tokenizer {tokenizer}")
+    recipe = RECIPES[architecture]
+    sizes = replace(recipe.tiny if preset == "tiny" else recipe.blocks, **changes)
+    vocabulary = vocabulary_metadata() if tokenizer == "bpe" else {"tokenizer.ggml.model": "no_vocab"}
+    if tokenizer == "bpe":
+        sizes = replace(sizes, vocab=len(vocabulary["tokenizer.ggml.tokens"]))
+    own = {f"{recipe.architecture}.{key}": value for key, value in recipe.metadata(sizes, vocabulary).items()}
+    weights = Weights(seed)
+    recipe.tensors(weights, sizes)
+    return RandomModel(
+        architecture=recipe.architecture, sizes=sizes, tensors=weights.tensors,
+        metadata={"general.name": f"random {architecture} {preset} {seed}", **own, **vocabulary},
+    )  # fmt: skip
