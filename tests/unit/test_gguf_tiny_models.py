@@ -17,7 +17,11 @@ from tools.small_vocabulary import SPECIAL, vocabulary
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
-@pytest.mark.parametrize("path", sorted(GOLDENS.glob("*.npz")), ids=lambda path: path.stem)
+REAL_WEIGHTS = {"fidelity_mixture"}  # goldens of a downloaded model, not of one made from a seed
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(GOLDENS.glob("*.npz")) if path.stem not in REAL_WEIGHTS], ids=lambda path: path.stem)
 def test_goldens_belong_to_the_models_of_today(path: Path) -> None:
     golden = np.load(path)
     model = random_model(**json.loads(str(golden["arguments"])))
