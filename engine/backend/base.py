@@ -13,6 +13,18 @@ import numpy as np
 from engine.gguf import Tensor
 
 Weights = Mapping[str, Tensor]  # by role inside one block, such as "q" or "down_exps"
+Activation = Literal["swiglu", "geglu", "clamped_swiglu"]
+Scoring = Literal["softmax", "sigmoid", "selected_softmax"]
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Stretching of a rotation by wavelength: slow pairs are interpolated, fast ones are left, those between are mixed."""
+
+    original_context: int
+    magnitude: float  # factor of cosines and sines
+    fast_turns: float = 32.0  # pairs that turn at least so often in the original context are left
+    slow_turns: float = 1.0  # pairs that turn at most so often are interpolated
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,8 @@ class Rope:
     base: float
     adjacent: bool = False  # pairs (2i, 2i + 1) instead of (i, i + dims / 2)
     frequency_factors: tuple[float, ...] = ()  # divide the angle of each pair
+    scale: float = 1.0  # factor of angles (with yarn: of the interpolated ones)
+    yarn: Yarn | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,8 @@ class Indexer:
 @dataclass(frozen=True)
 class Attention:
     """Softmax attention. Weights: q k v output, and where the model has them q_norm k_norm, q_bias k_bias v_bias output_bias,
-    indexer_q indexer_k indexer_q_norm indexer_k_norm."""
+    sinks (a score without a value, one a head), indexer_q indexer_k indexer_q_norm indexer_k_norm. Without v, values are the
+    projected keys; without k, the layer only reads the cache that it is given."""
 
     heads: int
     kv_heads: int
@@ -49,6 +64,9 @@ class Attention:
     rope: Rope | None
     gated: bool = False  # q holds for every head the query, then a gate for the output
     indexer: Indexer | None = None
+    window: int = 0  # cells that a token sees, its own included; 0: all
+    whole_norms: bool = False  # q_norm and k_norm go over all heads at once
+    value_norm: bool = False  # values are normed, without a weight
 
 
 @dataclass(frozen=True)
@@ -66,12 +84,17 @@ class DeltaNet:
 @dataclass(frozen=True)
 class Moe:
     """Routed experts. Weights: router, gate_exps and up_exps or gate_up_exps, down_exps; with a shared expert gate_shared
-    up_shared down_shared, and router_shared if that expert has a gate."""
+    up_shared down_shared, and router_shared if that expert has a gate. Where the model has them: router_bias, selection_bias
+    (counts for the choice only), of every expert gate_exps_bias up_exps_bias down_exps_bias, and down_exps_scale."""
 
     experts: int
     used: int
     normalise: bool  # chosen weights add up to 1
     weight_scale: float = 1.0
+    scoring: Scoring = "softmax"  # selected_softmax: the best logits, softmax over those alone
+    groups: int = 1  # of neighbouring experts; the best `groups_used` by their two best scores stay
+    groups_used: int = 1
+    activation: Activation = "swiglu"
 
 
 @dataclass(frozen=True)
@@ -126,19 +149,23 @@ class Backend(Protocol):
     max_context: int
     state: list[StateArray]
 
-    def embed(self, table: Tensor, *, copies: int = 1) -> Any: ...
+    def embed(self, table: Tensor, *, copies: int = 1, scale: float = 1.0) -> Any: ...
 
-    def norm(self, x: Any, weight: Tensor, *, eps: float) -> Any: ...
+    def norm(self, x: Any, weight: Tensor | None, *, eps: float, name: str = "normed") -> Any: ...
 
-    def attention(self, x: Any, spec: Attention, weights: Weights) -> Any: ...
+    def key_value_cache(self, spec: Attention, name: str) -> Any: ...
+
+    def attention(self, x: Any, spec: Attention, weights: Weights, *, cache: Any = None) -> Any: ...
 
     def delta_net(self, x: Any, spec: DeltaNet, weights: Weights) -> Any: ...
 
-    def moe(self, x: Any, spec: Moe, weights: Weights) -> Any: ...
+    def moe(self, x: Any, spec: Moe, weights: Weights, *, router_input: Any = None) -> Any: ...
 
-    def feed_forward(self, x: Any, weights: Weights) -> Any: ...
+    def feed_forward(self, x: Any, weights: Weights, *, activation: Activation = "swiglu") -> Any: ...
 
-    def add(self, x: Any, y: Any) -> Any: ...
+    def add(self, x: Any, y: Any, *, scale: float = 1.0) -> Any: ...
+
+    def scale(self, x: Any, factor: float) -> Any: ...
 
     def hyper_read(self, streams: Any, spec: HyperConnection, weights: Weights) -> tuple[Any, Any]: ...
 
@@ -146,4 +173,4 @@ class Backend(Protocol):
 
     def ngram(self, streams: Any, spec: NgramTable, weights: Weights) -> Any: ...
 
-    def head(self, x: Any, weight: Tensor) -> None: ...
+    def head(self, x: Any, weight: Tensor, *, scale: float = 1.0, soft_cap: float = 0.0) -> None: ...

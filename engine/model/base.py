@@ -45,6 +45,25 @@ class Hyper:
             raise BadModel(f"{self.arch}.{key}: expected a number, found {value!r}"[:200])
         return float(value)
 
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise BadModel(f"{self.arch}.{key}: expected a text, found {value!r}"[:200])
+        return value
+
+    def is_array(self, key: str) -> bool:
+        """Whether the file gives an array for it."""
+        value = self._files.metadata.get(f"{self.arch}.{key}")
+        return value is not None and not isinstance(value, int | float | str)
+
+    def booleans(self, key: str, length: int) -> list[bool]:
+        """The first `length` values of an array of truth values."""
+        values = self._files.array(f"{self.arch}.{key}")
+        if len(values) < length or not all(isinstance(v, int) for v in values):
+            raise BadModel(f"{self.arch}.{key}: expected {length} truth values, found {values!r}"[:200])
+        return [bool(v) for v in values[:length]]
+
     def integers(self, key: str, length: int | None = None) -> list[int]:
         """An array of integers, of a given length if one is expected."""
         values = self._files.array(f"{self.arch}.{key}")
@@ -104,9 +123,15 @@ class Architecture:
     describe: Callable[[Backend, Hyper, Tensors], None]  # records the whole trunk, embedding to logits
 
 
+_ROUTER = {"router": "ffn_gate_inp.weight", "down_exps": "ffn_down_exps.weight"}
+_ROUTER_EXTRAS = {
+    "router_bias": "ffn_gate_inp.bias", "selection_bias": "exp_probs_b.bias", "gate_exps_bias": "ffn_gate_exps.bias",
+    "up_exps_bias": "ffn_up_exps.bias", "down_exps_bias": "ffn_down_exps.bias", "down_exps_scale": "ffn_down_exps.scale"}
+
+
 def routed_experts(tensors: Tensors, layer: int) -> dict[str, Tensor]:
-    """Roles of a layer's routed experts, with gate and up in one tensor or two."""
-    down = {"router": "ffn_gate_inp.weight", "down_exps": "ffn_down_exps.weight"}
-    if tensors.get(f"blk.{layer}.ffn_gate_up_exps.weight") is not None:
-        return tensors.block(layer, {**down, "gate_up_exps": "ffn_gate_up_exps.weight"})
-    return tensors.block(layer, {**down, "gate_exps": "ffn_gate_exps.weight", "up_exps": "ffn_up_exps.weight"})
+    """Roles of a layer's routed experts, with gate and up in one tensor or two, and whatever biases and scales there are."""
+    fused = tensors.get(f"blk.{layer}.ffn_gate_up_exps.weight") is not None
+    first = {"gate_up_exps": "ffn_gate_up_exps.weight"} if fused else {
+        "gate_exps": "ffn_gate_exps.weight", "up_exps": "ffn_up_exps.weight"}
+    return tensors.block(layer, {**_ROUTER, **first}, _ROUTER_EXTRAS)

@@ -3,12 +3,13 @@
 from types import MappingProxyType
 
 from engine.errors import BadModel
-from engine.model import llama, qwen3moe, qwen4exp
+from engine.model import llama, qwen3, qwen4exp
 from engine.model.base import Architecture
 
 ARCHITECTURES = MappingProxyType({
     "llama": Architecture(llama.describe),
-    "qwen3moe": Architecture(qwen3moe.describe),
+    "qwen3": Architecture(qwen3.describe_dense),
+    "qwen3moe": Architecture(qwen3.describe_moe),
     "qwen4exp": Architecture(qwen4exp.describe),
 })
 

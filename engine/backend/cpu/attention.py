@@ -1,7 +1,7 @@
 """Softmax attention of every token and query head over the cells it may see, on a float32 cache.
 
 Scores, weights and values go cell by cell in ascending order, whatever else is in the window. The sparse form reads a list of
-cells for each token (see sparse.py); the dense form sees cells 0 to the token's own position.
+cells for each token (see sparse.py); the dense form sees the cells up to the token's own, all or the last few.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from engine.backend.cpu import simd, vecmath
 from engine.backend.cpu.kernel import WINDOW_POSITION, WINDOW_ROWS, float_slot, slot, specialise, take
 
 (QUERY, QUERY_TOKEN, QUERY_HEAD, HEADS, QUERY_PER_KEY, HEAD_DIM, VALUE_DIM, KEYS, VALUES, KEY_HEAD, VALUE_HEAD, SCALE, GATE,
- OUT, CELLS, CELLS_TOKEN, SCRATCH, SCRATCH_BYTES) = range(18)
+ OUT, CELLS, CELLS_TOKEN, SCRATCH, SCRATCH_BYTES, WINDOW, SINKS) = range(20)
 SPARSE = False  # given by `specialise`
 
 
 def attention(arguments, window, counter, worker):
     """out[t, head, :] = sum over cells of softmax(q · k * scale) v, times sigmoid(gate) where there is one.
 
+    Sinks f32 [heads] (0: none) are one more score of the softmax, without a value. Window: how many cells a token sees.
     Keys and values: f32 [kv heads, context, dim]. The gate stands behind each query head, GATE bytes on (0: none).
     Cells, if sparse: i32 [T, 1 + n], their number first.
     """
@@ -34,6 +35,9 @@ def attention(arguments, window, counter, worker):
         keys = slot(arguments, KEYS) + group * slot(arguments, KEY_HEAD)
         values = slot(arguments, VALUES) + group * slot(arguments, VALUE_HEAD)
         n = slot(window, WINDOW_POSITION) + t + 1
+        if not SPARSE:
+            hidden = max(0, n - slot(arguments, WINDOW))
+            keys, values, n = keys + 4 * hidden * dim, values + 4 * hidden * value_dim, n - hidden
         cells = slot(arguments, CELLS) + t * slot(arguments, CELLS_TOKEN)
         if SPARSE:
             n = simd.load_i32(cells)
@@ -48,7 +52,14 @@ def attention(arguments, window, counter, worker):
             if SPARSE:
                 cell = simd.load_i32(cells + 4 + 4 * i)
             simd.store_f32(scores + 4 * i, vecmath.dot(query, keys + 4 * cell * dim, dim) * scale)
-        total = vecmath.exp_and_sum(scores, n, vecmath.largest(scores, n))
+        top = vecmath.largest(scores, n)
+        if slot(arguments, SINKS) != 0:
+            sink = simd.load_f32(slot(arguments, SINKS) + 4 * head)
+            if sink > top:
+                top = sink
+        total = vecmath.exp_and_sum(scores, n, top)
+        if slot(arguments, SINKS) != 0:
+            total = total + vecmath.exp(simd.load_f32(slot(arguments, SINKS) + 4 * head) - top)
         out = slot(arguments, OUT) + 4 * (t * heads + head) * value_dim
         whole = value_dim // 64 * 64
         for c in range(0, whole, 64):

@@ -12,6 +12,7 @@ from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
 from engine.backend.cpu.program import Program, float_bits
+from engine.backend.cpu.rotation import rotation_table
 from engine.backend.cpu.values import float_array
 from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
@@ -80,13 +81,9 @@ class CpuBackend:
         return self._vectors[tensor.name]
 
     def rope_table(self, rope: base.Rope) -> int:
-        """Address of cosines and sines, f32 [context, 2, dims / 2]; angles are formed in float64."""
+        """Address of cosines and sines, f32 [context, 2, dims / 2]."""
         if rope not in self._ropes:
-            pair = np.arange(rope.dims // 2)
-            factors = np.array(rope.frequency_factors or np.ones(len(pair)))
-            angle = np.arange(self.max_context)[:, None] * (rope.base ** (-2.0 * pair / rope.dims) / factors)
-            table = np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
-            self._ropes[rope] = self.program.keep(table)
+            self._ropes[rope] = self.program.keep(rotation_table(rope, self.max_context))
         return self._ropes[rope]
 
     # --- operations -----------------------------------------------------------------------------------------------
@@ -130,6 +127,8 @@ class CpuBackend:
         if columns != x.width:
             raise BadModel(f"{weight.name}: has {columns} columns, its input has {x.width}")
         start, stop = row_range or (0, weight.shape[-2])
+        if row_range is None and stop != out.width:
+            raise BadModel(f"{weight.name}: has {stop} rows, expected {out.width}")
         name, row_bytes = weight.format.name, weight.data.shape[-1]
         if name in unpack.FORMATS:
             function, kind = matmul.matmul_function(name), unpack.FORMATS[name].activation
@@ -150,18 +149,21 @@ class CpuBackend:
             matmul.SCRATCH: scratch, matmul.SCRATCH_BYTES: piece}, barrier=barrier or bias is not None)
         self.written(out)
         if bias is not None:
+            if bias.shape != (out.width,):
+                raise BadModel(f"{bias.name}: its shape is {bias.shape}, expected {(out.width,)}")
             self.binary(out, self.vector(bias), shared=True)
         return out
 
-    def binary(self, x: Rows, y: int, *, shared: bool = False) -> Rows:
-        """x += rows at y, or one row for all of them."""
+    def binary(self, x: Rows, y: int, *, shared: bool = False, factor: float = 1.0) -> Rows:
+        """x += factor * rows at y, or one row for all of them."""
         self.program.add(rows.add, {rows.UNARY_A: x.address, rows.UNARY_B: y, rows.UNARY_OUT: x.address,
-                                    rows.UNARY_WIDTH: x.width, rows.UNARY_PER_TOKEN: int(not shared)})
+                                    rows.UNARY_WIDTH: x.width, rows.UNARY_PER_TOKEN: int(not shared),
+                                    rows.UNARY_FACTOR: float_bits(factor)})
         return self.written(x)
 
     # --- blocks ---------------------------------------------------------------------------------------------------
-    def embed(self, table: Tensor, *, copies: int = 1) -> Rows:
-        """Embeddings of the window's tokens, f32 [T, copies * D]."""
+    def embed(self, table: Tensor, *, copies: int = 1, scale: float = 1.0) -> Rows:
+        """Embeddings of the window's tokens times `scale`, f32 [T, copies * D]."""
         if table.format.name not in unpack.FORMATS and table.format.name not in WEIGHT_BYTES:
             raise BadModel(f"{table.name}: the format {table.format.name} has no kernel on the CPU")
         x = self.rows("stream", copies * table.shape[1])
@@ -169,38 +171,53 @@ class CpuBackend:
             rows.EMBED_TOKENS: self.tokens.ctypes.data, rows.EMBED_TABLE: self.program.keep(table.data),
             rows.EMBED_ROW_BYTES: table.data.shape[1], rows.EMBED_WIDTH: table.shape[1], rows.EMBED_OUT: x.address,
             rows.EMBED_COPIES: copies, rows.EMBED_HISTORY: self.history.ctypes.data,
+            rows.EMBED_SCALE: float_bits(scale),
             rows.EMBED_SCRATCH: self.program.worker_scratch("embed", 1024)[0]})
         return self.written(x)
 
-    def norm(self, x: Rows, weight: Tensor, *, eps: float, parts: int = 1, name: str = "normed") -> Rows:
-        """Root-mean-square norm of every row (of each of its `parts`)."""
-        if int(np.prod(weight.shape)) != x.width:
+    def norm(self, x: Rows, weight: Tensor | None, *, eps: float, parts: int = 1, name: str = "normed") -> Rows:
+        """Root-mean-square norm of every row (of each of its `parts`), kept under a name until that is used again."""
+        if weight is not None and int(np.prod(weight.shape)) != x.width:
             raise BadModel(f"{weight.name}: has {int(np.prod(weight.shape))} values, its input {x.width}")
         out = self.rows(name, x.width)
         self.program.add(rows.rms_norm, {
-            rows.NORM_IN: x.address, rows.NORM_WEIGHT: self.vector(weight), rows.NORM_OUT: out.address,
-            rows.NORM_WIDTH: x.width // parts, rows.NORM_EPS: float_bits(eps), rows.NORM_PARTS: parts})
+            rows.NORM_IN: x.address, rows.NORM_WEIGHT: self.vector(weight) if weight is not None else 0,
+            rows.NORM_OUT: out.address, rows.NORM_WIDTH: x.width // parts,
+            rows.NORM_EPS: float_bits(eps), rows.NORM_PARTS: parts})
         return self.written(out)
 
-    def add(self, x: Rows, y: Rows) -> Rows:
-        """x + y, in the place of x."""
-        return self.binary(x, y.address)
+    def add(self, x: Rows, y: Rows, *, scale: float = 1.0) -> Rows:
+        """x + scale * y, in the place of x."""
+        if x.width != y.width:
+            raise BadModel(f"rows of {y.width} values cannot be added to rows of {x.width}")
+        return self.binary(x, y.address, factor=scale)
 
-    def attention(self, x: Rows, spec: base.Attention, weights: base.Weights) -> Rows:
-        """f32 [T, D]; makes the layer's cache."""
-        return attention.attention(self, x, spec, weights)
+    def scale(self, x: Rows, factor: float) -> Rows:
+        """factor * x, in the place of x."""
+        self.program.add(rows.scale, {rows.UNARY_A: x.address, rows.UNARY_OUT: x.address, rows.UNARY_WIDTH: x.width,
+                                      rows.UNARY_PER_TOKEN: x.per_token, rows.UNARY_FACTOR: float_bits(factor)})
+        return self.written(x)
+
+    def key_value_cache(self, spec: base.Attention, name: str) -> attention.KeyValueCache:
+        """A cache that several layers can read."""
+        return attention.KeyValueCache(self, spec, name)
+
+    def attention(self, x: Rows, spec: base.Attention, weights: base.Weights, *,
+                  cache: attention.KeyValueCache | None = None) -> Rows:
+        """f32 [T, D]; makes the layer's cache unless one is given."""
+        return attention.attention(self, x, spec, weights, cache)
 
     def delta_net(self, x: Rows, spec: base.DeltaNet, weights: base.Weights) -> Rows:
         """f32 [T, D]; makes the layer's recurrent state."""
         return delta_net.delta_net(self, x, spec, weights)
 
-    def moe(self, x: Rows, spec: base.Moe, weights: base.Weights) -> Rows:
-        """f32 [T, D]."""
-        return moe.moe(self, x, spec, weights)
+    def moe(self, x: Rows, spec: base.Moe, weights: base.Weights, *, router_input: Rows | None = None) -> Rows:
+        """f32 [T, D]; the router reads `router_input` if one is given, else x as the experts do."""
+        return moe.moe(self, x, spec, weights, router_input or x)
 
-    def feed_forward(self, x: Rows, weights: base.Weights) -> Rows:
-        """SwiGLU of weights gate, up, down: f32 [T, D]."""
-        return moe.feed_forward(self, x, weights, name="ffn")
+    def feed_forward(self, x: Rows, weights: base.Weights, *, activation: base.Activation = "swiglu") -> Rows:
+        """down · activation(gate · x, up · x): f32 [T, D]."""
+        return moe.feed_forward(self, x, weights, name="ffn", activation=activation)
 
     def hyper_read(self, streams: Rows, spec: base.HyperConnection, weights: base.Weights) -> tuple[Rows, Rows | None]:
         """The block's input f32 [T, D] and the write weights f32 [T, streams]."""
@@ -214,10 +231,14 @@ class CpuBackend:
         """Add the n-gram embeddings to every stream, in place."""
         return ngram.ngram(self, streams, spec, weights)
 
-    def head(self, x: Rows, weight: Tensor) -> None:
-        """Logits of the rows that the window asks for; the end of the description."""
+    def head(self, x: Rows, weight: Tensor, *, scale: float = 1.0, soft_cap: float = 0.0) -> None:
+        """Logits of the rows that the window asks for, scaled and held within a soft cap; the end of the description."""
         out = Rows("logits", self.program.memory((self.max_rows if self.max_rows < 8 else 8, weight.shape[0])))
         self.linear(x, weight, out, first_row=WINDOW_OUT_FIRST)
+        if scale != 1 or soft_cap != 0:
+            self.program.add(rows.finish_logits, {
+                rows.LOGITS: out.address, rows.LOGITS_WIDTH: out.width, rows.LOGITS_SCALE: float_bits(scale),
+                rows.LOGITS_CAP: float_bits(soft_cap)})
         self.logits = out.array
         self.program.seal()
 

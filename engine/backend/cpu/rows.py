@@ -6,9 +6,9 @@ from functools import cache
 from numba import njit
 
 from engine.backend.cpu import float_matmul, simd, unpack, vecmath
-from engine.backend.cpu.kernel import WINDOW_POSITION, WINDOW_ROWS, float_slot, slot, specialise, take
+from engine.backend.cpu.kernel import WINDOW_OUT_ROWS, WINDOW_POSITION, WINDOW_ROWS, float_slot, slot, specialise, take
 
-_ONE = 0x3F800000
+_ONE, _TWO = 0x3F800000, 0x40000000
 
 
 @njit(error_model="numpy")
@@ -38,7 +38,7 @@ def rms_norm(arguments, window, counter, worker):
 
 
 (HEADS_IN, HEADS_IN_TOKEN, HEADS_IN_HEAD, HEADS, HEAD_DIM, HEADS_NORM, HEADS_EPS, HEADS_ROPE, HEADS_ROTARY, HEADS_ADJACENT,
- HEADS_OUT, HEADS_OUT_TOKEN, HEADS_OUT_HEAD, HEADS_ABSOLUTE) = range(14)
+ HEADS_OUT, HEADS_OUT_TOKEN, HEADS_OUT_HEAD, HEADS_ABSOLUTE, HEADS_NORMED) = range(15)
 
 
 def place_heads(arguments, window, counter, worker):
@@ -58,7 +58,7 @@ def place_heads(arguments, window, counter, worker):
         row = position if slot(arguments, HEADS_ABSOLUTE) != 0 else t
         target = (slot(arguments, HEADS_OUT) + row * slot(arguments, HEADS_OUT_TOKEN)
                   + head * slot(arguments, HEADS_OUT_HEAD))
-        if slot(arguments, HEADS_NORM) != 0:
+        if slot(arguments, HEADS_NORMED) != 0:
             normalise(source, slot(arguments, HEADS_NORM), target, dim, float_slot(arguments, HEADS_EPS))
         elif source != target:
             for i in range(dim):
@@ -84,25 +84,6 @@ def rotate(x, angles, half, adjacent):
 UNARY_A, UNARY_B, UNARY_OUT, UNARY_WIDTH, UNARY_PER_TOKEN, UNARY_FACTOR = range(6)
 
 
-def swiglu(arguments, window, counter, worker):
-    """out = a * sigmoid(a) * b, rows [T * per token, width]."""
-    width = slot(arguments, UNARY_WIDTH)
-    while True:
-        row = take(counter)
-        if row >= slot(window, WINDOW_ROWS) * slot(arguments, UNARY_PER_TOKEN):
-            return
-        a, b = slot(arguments, UNARY_A) + 4 * row * width, slot(arguments, UNARY_B) + 4 * row * width
-        out = slot(arguments, UNARY_OUT) + 4 * row * width
-        whole = width // 16 * 16
-        for i in range(0, whole, 16):
-            v = simd.load_f32x16(a + 4 * i)
-            v = simd.mul_f32(v, vecmath.sigmoid16(v))
-            simd.store_f32x16(out + 4 * i, simd.mul_f32(v, simd.load_f32x16(b + 4 * i)))
-        for i in range(whole, width):
-            v = simd.load_f32(a + 4 * i)
-            simd.store_f32(out + 4 * i, v * vecmath.sigmoid(v) * simd.load_f32(b + 4 * i))
-
-
 def scaled_silu(arguments, window, counter, worker):
     """out = silu(a * factor), rows [T * per token, width]."""
     width, factor = slot(arguments, UNARY_WIDTH), float_slot(arguments, UNARY_FACTOR)
@@ -116,8 +97,9 @@ def scaled_silu(arguments, window, counter, worker):
 
 
 def add(arguments, window, counter, worker):
-    """out = a + b, rows [T, width]; with per token 0, b is one row for all (a bias)."""
+    """out = a + factor * b, rows [T, width]; with per token 0, b is one row for all (a bias)."""
     width, shared = slot(arguments, UNARY_WIDTH), slot(arguments, UNARY_PER_TOKEN) == 0
+    factor = float_slot(arguments, UNARY_FACTOR)
     while True:
         row = take(counter)
         if row >= slot(window, WINDOW_ROWS):
@@ -127,15 +109,49 @@ def add(arguments, window, counter, worker):
         if not shared:
             b += 4 * row * width
         for i in range(width):
-            simd.store_f32(out + 4 * i, simd.load_f32(a + 4 * i) + simd.load_f32(b + 4 * i))
+            simd.store_f32(out + 4 * i, simd.load_f32(a + 4 * i) + factor * simd.load_f32(b + 4 * i))
 
 
-EMBED_TOKENS, EMBED_TABLE, EMBED_ROW_BYTES, EMBED_WIDTH, EMBED_OUT, EMBED_COPIES, EMBED_HISTORY, EMBED_SCRATCH = range(8)
+def scale(arguments, window, counter, worker):
+    """out = factor * a, rows [T * per token, width]."""
+    width, factor = slot(arguments, UNARY_WIDTH), float_slot(arguments, UNARY_FACTOR)
+    while True:
+        row = take(counter)
+        if row >= slot(window, WINDOW_ROWS) * slot(arguments, UNARY_PER_TOKEN):
+            return
+        for i in range(width):
+            v = simd.load_f32(slot(arguments, UNARY_A) + 4 * (row * width + i))
+            simd.store_f32(slot(arguments, UNARY_OUT) + 4 * (row * width + i), factor * v)
+
+
+LOGITS, LOGITS_WIDTH, LOGITS_SCALE, LOGITS_CAP = range(4)
+_LOGITS_A_TASK = 4096
+
+
+def finish_logits(arguments, window, counter, worker):
+    """Scale the wanted rows of logits in place and, unless the cap is 0, bend them: cap * tanh(logit / cap)."""
+    width, factor, cap = slot(arguments, LOGITS_WIDTH), float_slot(arguments, LOGITS_SCALE), float_slot(arguments, LOGITS_CAP)
+    tasks = (width + _LOGITS_A_TASK - 1) // _LOGITS_A_TASK
+    one, two = simd.f32_of_bits(_ONE), simd.f32_of_bits(_TWO)
+    while True:
+        item = take(counter)
+        if item >= slot(window, WINDOW_OUT_ROWS) * tasks:
+            return
+        row, first = slot(arguments, LOGITS) + 4 * (item // tasks) * width, item % tasks * _LOGITS_A_TASK
+        for i in range(first, min(first + _LOGITS_A_TASK, width)):
+            v = factor * simd.load_f32(row + 4 * i)
+            if cap != 0:
+                v = cap * (two * vecmath.sigmoid(two * v / cap) - one)
+            simd.store_f32(row + 4 * i, v)
+
+
+(EMBED_TOKENS, EMBED_TABLE, EMBED_ROW_BYTES, EMBED_WIDTH, EMBED_OUT, EMBED_COPIES, EMBED_HISTORY, EMBED_SCRATCH,
+ EMBED_SCALE) = range(9)
 expand_row = None  # given by `specialise`
 
 
 def embed(arguments, window, counter, worker):
-    """Rows of the embedding table for the window's tokens, `copies` times side by side; notes the tokens by position."""
+    """Rows of the embedding table, scaled, for the window's tokens, `copies` times side by side; notes tokens by position."""
     width, copies = slot(arguments, EMBED_WIDTH), slot(arguments, EMBED_COPIES)
     while True:
         t = take(counter)
@@ -146,6 +162,8 @@ def embed(arguments, window, counter, worker):
         out = slot(arguments, EMBED_OUT) + 4 * t * copies * width
         expand_row(slot(arguments, EMBED_TABLE) + token * slot(arguments, EMBED_ROW_BYTES), out, width,
                    slot(arguments, EMBED_SCRATCH) + 1024 * worker)
+        for i in range(width):
+            simd.store_f32(out + 4 * i, float_slot(arguments, EMBED_SCALE) * simd.load_f32(out + 4 * i))
         for c in range(1, copies):
             for i in range(width):
                 simd.store_f32(out + 4 * (c * width + i), simd.load_f32(out + 4 * i))

@@ -1,36 +1,76 @@
-"""The plain pre-norm decoder layer: x + attention(norm x), then x + feed-forward(norm x)."""
+"""The pre-norm decoder: x + attention(norm x), then x + feed-forward(norm x), from embedding to logits.
 
+A layer is described by a `DecoderLayer`; what an architecture changes in it is a field here, never a second copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from engine.backend.base import Attention, Backend, Moe, Rope
+from engine.backend.base import Activation, Attention, Backend, Moe
+from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
+from engine.model.layers.attention import attention_weights
 
-_ATTENTION = {"q": "attn_q.weight", "k": "attn_k.weight", "v": "attn_v.weight", "output": "attn_output.weight"}
-_BIASES = {"q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v.bias", "output_bias": "attn_output.bias"}
-_HEAD_NORMS = {"q_norm": "attn_q_norm.weight", "k_norm": "attn_k_norm.weight"}
 _DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
+_SHARED = {"gate_shared": "ffn_gate_shexp.weight", "up_shared": "ffn_up_shexp.weight", "down_shared": "ffn_down_shexp.weight"}
+_SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 
 
-def attention_spec(hyper: Hyper, tensors: Tensors, *, adjacent: bool) -> Attention:
-    """Grouped-query attention from the common keys; rotary pairs (2i, 2i + 1) if `adjacent`."""
-    heads = hyper.integer("attention.head_count")
-    head_dim = hyper.integer("attention.key_length", hyper.integer("embedding_length") // heads)
-    factors = tensors.get("rope_freqs.weight")
-    return Attention(
-        heads=heads, kv_heads=hyper.integer("attention.head_count_kv", heads), head_dim=head_dim,
-        value_dim=hyper.integer("attention.value_length", head_dim), scale=head_dim**-0.5,
-        eps=hyper.number("attention.layer_norm_rms_epsilon"),
-        rope=Rope(hyper.integer("rope.dimension_count", head_dim), hyper.number("rope.freq_base", 10000.0), adjacent,
-                  tuple(factors.data.view("<f4").tolist()) if factors else ()))
+@dataclass(frozen=True)
+class DecoderLayer:
+    """What one layer is."""
+
+    attention: Attention
+    moe: Moe | None = None  # None: a dense feed-forward
+    activation: Activation = "swiglu"  # of a dense one
+    head_norms: bool = False  # queries and keys are normed
+    ffn_norm: str = "ffn_norm"
+    post_norms: bool = False  # the output of both halves is normed too
+    residual_scale: float = 1.0  # factor of the output of both halves
 
 
-def decoder_layer(backend: Backend, x: Any, layer: int, tensors: Tensors, *, attention: Attention, moe: Moe | None,
-                  head_norms: bool) -> Any:
-    """One layer on the residual stream x f32 [T, D]; dense if the file has no experts for it."""
-    norms = tensors.block(layer, {"attention": "attn_norm.weight", "ffn": "ffn_norm.weight"})
-    weights = tensors.block(layer, {**_ATTENTION, **(_HEAD_NORMS if head_norms else {})}, _BIASES)
-    x = backend.add(x, backend.attention(backend.norm(x, norms["attention"], eps=attention.eps), attention, weights))
-    normed = backend.norm(x, norms["ffn"], eps=attention.eps)
-    if moe is None:
-        return backend.add(x, backend.feed_forward(normed, tensors.block(layer, _DENSE)))
-    return backend.add(x, backend.moe(normed, moe, routed_experts(tensors, layer)))
+def decoder(backend: Backend, hyper: Hyper, tensors: Tensors, layers: Sequence[DecoderLayer], *,
+            embedding_scale: float = 1.0, logit_scale: float = 1.0, soft_cap: float = 0.0) -> None:
+    """Record the whole trunk."""
+    embedding, output = tensors["token_embd.weight"], tensors.head()
+    if output.shape != embedding.shape:
+        raise BadModel(f"{output.name}: its shape is {output.shape}, that of {embedding.name} is {embedding.shape}")
+    x = backend.embed(embedding, scale=embedding_scale)
+    for number, layer in enumerate(layers):
+        x = decoder_layer(backend, x, number, tensors, layer)
+    x = backend.norm(x, tensors["output_norm.weight"], eps=epsilon(hyper))
+    backend.head(x, output, scale=logit_scale, soft_cap=soft_cap)
+
+
+def epsilon(hyper: Hyper) -> float:
+    """What root-mean-square norms add."""
+    return hyper.number("attention.layer_norm_rms_epsilon")
+
+
+def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer: DecoderLayer) -> Any:
+    """One layer on the residual stream x f32 [T, D]."""
+    eps = layer.attention.eps
+    norms = tensors.block(number, {"attention": "attn_norm.weight", "ffn": f"{layer.ffn_norm}.weight"})
+    posts = tensors.block(number, {"attention": "post_attention_norm.weight", "ffn": "post_ffw_norm.weight"}
+                          if layer.post_norms else {})
+    weights = attention_weights(tensors, number, head_norms=layer.head_norms)
+    y = backend.attention(backend.norm(x, norms["attention"], eps=eps), layer.attention, weights)
+    if layer.post_norms:
+        y = backend.norm(y, posts["attention"], eps=eps)
+    x = backend.add(x, y, scale=layer.residual_scale)
+    normed = backend.norm(x, norms["ffn"], eps=eps)
+    if layer.moe is None:
+        y = backend.feed_forward(normed, tensors.block(number, _DENSE), activation=layer.activation)
+    else:
+        y = backend.moe(normed, layer.moe, {**routed_experts(tensors, number), **shared_expert(tensors, number)})
+    if layer.post_norms:
+        y = backend.norm(y, posts["ffn"], eps=eps)
+    return backend.add(x, y, scale=layer.residual_scale)
+
+
+def shared_expert(tensors: Tensors, number: int) -> dict:
+    """Roles of a layer's shared expert and of its gate, none if the file has none."""
+    if tensors.get(f"blk.{number}.ffn_down_shexp.weight") is None:
+        return {}
+    return tensors.block(number, _SHARED, _SHARED_GATE)
