@@ -3,11 +3,14 @@
 from types import MappingProxyType
 
 from engine.errors import BadModel
-from engine.model import llama, qwen3, qwen4exp
+from engine.model import granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
 from engine.model.base import Architecture
 
 ARCHITECTURES = MappingProxyType({
     "llama": Architecture(llama.describe),
+    "granitemoe": Architecture(granitemoe.describe),
+    "olmoe": Architecture(olmoe.describe),
+    "qwen2moe": Architecture(qwen2moe.describe),
     "qwen3": Architecture(qwen3.describe_dense),
     "qwen3moe": Architecture(qwen3.describe_moe),
     "qwen4exp": Architecture(qwen4exp.describe),

@@ -138,8 +138,20 @@ def head_tensors(w: Weights, s: Sizes) -> None:
         w.matrix("output", s.vocab, s.width, gain=3.0)
 
 
+def stack(layer: Callable[[Weights, Sizes, str], None]) -> Callable[[Weights, Sizes], None]:
+    """The tensors of a whole model from those of one layer, which gets its prefix "blk.N."."""
+
+    def tensors(w: Weights, s: Sizes) -> None:
+        embedding_tensors(w, s)
+        for i in range(s.layers):
+            layer(w, s, f"blk.{i}.")
+        head_tensors(w, s)
+
+    return tensors
+
+
 def attention_tensors(w: Weights, s: Sizes, b: str) -> None:
-    """Norm and projections of one layer `b` = "blk.N."."""
+    """Norm and projections of one layer."""
     q_width, kv_width = s.heads * s.head_dim, s.kv_heads * s.head_dim
     w.norm(b + "attn_norm", s.width)
     w.matrix(b + "attn_q", q_width, s.width)

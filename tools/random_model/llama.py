@@ -11,10 +11,9 @@ from tools.random_model.base import (
     attention_biases,
     attention_tensors,
     common_metadata,
-    embedding_tensors,
     expert_tensors,
     ffn_tensors,
-    head_tensors,
+    stack,
 )
 
 _DENSE = Sizes(width=96, layers=3, heads=6, kv_heads=2, head_dim=24, rope_dims=24, rope_base=5e5, ff=136, vocab=167,
@@ -27,26 +26,22 @@ def _metadata(s: Sizes, vocabulary: Mapping[str, Any]) -> dict[str, Any]:
     return common_metadata(s, eps=1e-5, expert_key="feed_forward_length")
 
 
-def _tensors(w: Weights, s: Sizes) -> None:
-    embedding_tensors(w, s)
-    for i in range(s.layers):
-        b = f"blk.{i}."
-        attention_tensors(w, s, b)
-        if not s.experts:
-            attention_biases(w, s, b)
-        w.norm(b + "ffn_norm", s.width)
-        if s.experts:
-            expert_tensors(w, s, b)
-        else:
-            ffn_tensors(w, s, b)
-    head_tensors(w, s)
+def _layer(w: Weights, s: Sizes, b: str) -> None:
+    attention_tensors(w, s, b)
+    if not s.experts:
+        attention_biases(w, s, b)
+    w.norm(b + "ffn_norm", s.width)
+    if s.experts:
+        expert_tensors(w, s, b)
+    else:
+        ffn_tensors(w, s, b)
 
 
 DENSE = Recipe(
-    architecture="llama", tiny=_DENSE, metadata=_metadata, tensors=_tensors,
+    architecture="llama", tiny=_DENSE, metadata=_metadata, tensors=stack(_layer),
     blocks=replace(_DENSE, width=256, heads=8, head_dim=32, rope_dims=32, ff=512),
 )  # fmt: skip
 MOE = Recipe(
-    architecture="llama", tiny=_MIXTRAL, metadata=_metadata, tensors=_tensors,
+    architecture="llama", tiny=_MIXTRAL, metadata=_metadata, tensors=stack(_layer),
     blocks=replace(_MIXTRAL, width=256, heads=8, kv_heads=2, head_dim=32, rope_dims=32, ff=256),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random models of `qwen3moe`."""
+"""Random models of `qwen3` (dense, tied) and `qwen3moe`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +10,14 @@ from tools.random_model.base import (
     Weights,
     attention_tensors,
     common_metadata,
-    embedding_tensors,
     expert_tensors,
+    ffn_tensors,
     head_norms,
-    head_tensors,
+    stack,
 )
 
+_DENSE = Sizes(width=80, layers=3, heads=6, kv_heads=3, head_dim=32, rope_dims=32, rope_base=1e6, ff=120, vocab=167,
+               tied=True)  # fmt: skip
 _MOE = Sizes(width=64, layers=3, heads=6, kv_heads=2, head_dim=32, rope_dims=32, rope_base=1e6, ff=48, vocab=167,
              experts=10, experts_used=3)  # fmt: skip
 
@@ -24,18 +26,21 @@ def _metadata(s: Sizes, vocabulary: Mapping[str, Any]) -> dict[str, Any]:
     return common_metadata(s)
 
 
-def _tensors(w: Weights, s: Sizes) -> None:
-    embedding_tensors(w, s)
-    for i in range(s.layers):
-        b = f"blk.{i}."
-        attention_tensors(w, s, b)
-        head_norms(w, s, b)
-        w.norm(b + "ffn_norm", s.width)
+def _layer(w: Weights, s: Sizes, b: str) -> None:
+    attention_tensors(w, s, b)
+    head_norms(w, s, b)
+    w.norm(b + "ffn_norm", s.width)
+    if s.experts:
         expert_tensors(w, s, b)
-    head_tensors(w, s)
+    else:
+        ffn_tensors(w, s, b)
 
 
+DENSE = Recipe(
+    architecture="qwen3", tiny=_DENSE, metadata=_metadata, tensors=stack(_layer),
+    blocks=replace(_DENSE, width=256, heads=8, kv_heads=2, head_dim=64, rope_dims=64, ff=512),
+)  # fmt: skip
 MOE = Recipe(
-    architecture="qwen3moe", tiny=_MOE, metadata=_metadata, tensors=_tensors,
+    architecture="qwen3moe", tiny=_MOE, metadata=_metadata, tensors=stack(_layer),
     blocks=replace(_MOE, width=256, heads=8, kv_heads=2, head_dim=64, rope_dims=64, ff=256),
 )  # fmt: skip
