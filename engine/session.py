@@ -4,6 +4,7 @@ Owns the model's files, the backend and the sequence's state. Knows nothing of r
 one thread, but `cancel`.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,8 @@ from engine.state.sequence import Checkpoint, SequenceState
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from packs.manifest import ModelSource
+
+log = logging.getLogger("terrace.engine")
 
 WINDOW_MAX = 8
 _DEFAULT_CONTEXT = 8192
@@ -105,13 +108,13 @@ def load_session(source: "ModelSource", config: "EngineConfig") -> Session:
     """Open a model's files, describe it to a backend, and return a session on it. Raises BadModel."""
     files = open_model(source.model, config.ple_gguf or source.ple)
     try:
-        return _load(files, config)
+        return _load(files, config, stop_tokens=source.stop_tokens)
     except BaseException:
         files.close()
         raise
 
 
-def _load(files: ModelFiles, config: "EngineConfig") -> Session:
+def _load(files: ModelFiles, config: "EngineConfig", *, stop_tokens: Sequence[str]) -> Session:
     hyper = Hyper(files)
     described = architecture(hyper.arch)
     tensors = Tensors(files.tensors)
@@ -126,7 +129,7 @@ def _load(files: ModelFiles, config: "EngineConfig") -> Session:
         backend.close()
         raise
     return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab, deterministic=config.deterministic,
-                   stop_ids=config.eos_ids if config.eos_ids is not None else find_stop_ids(files))
+                   stop_ids=config.eos_ids if config.eos_ids is not None else find_stop_ids(files, stop_tokens))
 
 
 def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
@@ -136,4 +139,7 @@ def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
     from engine.backend.cpu import isa
     isa.prepare_numba()
     from engine.backend.cpu.backend import CpuBackend
-    return CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)
+    backend = CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)
+    pinned = backend.pool.pinned
+    log.info("pool of %d, %s", backend.pool.workers, f"pinned to CPUs {pinned}" if pinned else "not pinned")
+    return backend

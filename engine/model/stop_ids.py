@@ -3,6 +3,8 @@
 Read from metadata alone. The texts are facts of the published tokenizers.
 """
 
+from collections.abc import Collection
+
 from engine.gguf import ModelFiles
 
 _KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -14,8 +16,8 @@ _HARMONY = {"<|return|>", "<|call|>"}  # where both are, <|end|> only ends a mes
 _NORMAL = 1
 
 
-def find_stop_ids(files: ModelFiles) -> tuple[int, ...]:
-    """Ascending ids; none for a file without a vocabulary."""
+def find_stop_ids(files: ModelFiles, texts: Collection[str] = ()) -> tuple[int, ...]:
+    """Ascending ids; none for a file without a vocabulary. `texts` are further tokens, which a pack names."""
     metadata = files.metadata
     if metadata.get("tokenizer.ggml.model", "no_vocab") == "no_vocab":
         return ()
@@ -27,4 +29,5 @@ def find_stop_ids(files: ModelFiles) -> tuple[int, ...]:
     if metadata["tokenizer.ggml.model"] == "gemma4":
         by_text.pop("</s>", None)
     named = {metadata[key] for key in _KEYS if isinstance(metadata.get(key), int)}
+    named |= {i for i, text in enumerate(tokens) if text in texts}
     return tuple(sorted(i for i in named | set(by_text.values()) if 0 <= i < len(tokens)))
