@@ -10,7 +10,8 @@ from tools.make_tiny_gguf import write_model
 from tools.random_model import random_model
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-NAMES = ["granitemoe", "llama", "llama-moe", "olmoe", "qwen2moe", "qwen3", "qwen3moe", "qwen4exp", "qwen4exp-sparse"]
+NAMES = ["gpt-oss", "granitemoe", "llama", "llama-moe", "olmoe", "qwen2moe", "qwen3", "qwen3moe", "qwen4exp",
+         "qwen4exp-sparse"]
 
 
 def divergence(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from tools.random_model import granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from tools.random_model import gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
 from tools.random_model.base import RandomModel, Sizes, Weights
 from tools.random_model.qwen4exp import ngram_multipliers, primes_from
 from tools.small_vocabulary import vocabulary_metadata
@@ -16,6 +16,7 @@ from tools.small_vocabulary import vocabulary_metadata
 RECIPES = MappingProxyType({
     "llama": llama.DENSE,
     "llama-moe": llama.MOE,
+    "gpt-oss": gpt_oss.RECIPE,
     "granitemoe": granitemoe.RECIPE,
     "olmoe": olmoe.RECIPE,
     "qwen2moe": qwen2moe.RECIPE,

@@ -52,9 +52,9 @@ def sliding_layers(hyper: Hyper, period: int) -> list[bool]:
     return [period == 0 or layer % period < period - 1 for layer in range(hyper.layers)]
 
 
-def windowed(spec: Attention, hyper: Hyper, rope: Rope | None = None) -> Attention:
-    """The same attention on a sliding layer, with a rotation of its own if one is given."""
-    return replace(spec, window=hyper.integer("attention.sliding_window"), rope=rope or spec.rope)
+def sliding(spec: Attention, hyper: Hyper, rope: Rope) -> Attention:
+    """The same attention on a layer that sees the last few cells, with a rotation of its own."""
+    return replace(spec, window=hyper.integer("attention.sliding_window"), rope=rope)
 
 
 def attention_weights(tensors: Tensors, layer: int, *, head_norms: bool) -> dict[str, Tensor]:
