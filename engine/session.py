@@ -5,7 +5,7 @@ one thread, but `cancel`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from engine.model.base import Hyper, Tensors
 from engine.model.registry import architecture
 from engine.model.stop_ids import find_stop_ids
 from engine.state.sequence import Checkpoint, SequenceState
+from engine.tiers.budget import Plan, does_not_fit, usable_bytes
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
@@ -25,6 +26,7 @@ log = logging.getLogger("terrace.engine")
 
 WINDOW_MAX = 8
 _DEFAULT_CONTEXT = 8192
+_PLAN_CHUNK = 512  # prompt chunk of the advice for a model that does not fit
 
 
 class Session:
@@ -108,28 +110,85 @@ def load_session(source: "ModelSource", config: "EngineConfig") -> Session:
     """Open a model's files, describe it to a backend, and return a session on it. Raises BadModel."""
     files = open_model(source.model, config.ple_gguf or source.ple)
     try:
-        return _load(files, config, stop_tokens=source.stop_tokens)
+        return _load(files, config, source.stop_tokens)
     except BaseException:
         files.close()
         raise
 
 
-def _load(files: ModelFiles, config: "EngineConfig", *, stop_tokens: Sequence[str]) -> Session:
-    hyper = Hyper(files)
-    described = architecture(hyper.arch)
-    tensors = Tensors(files.tensors)
+def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str]) -> Session:
+    hyper, tensors = Hyper(files), Tensors(files.tensors)
+    describe = architecture(hyper.arch).describe
     trained = hyper.integer("context_length")
     context = config.max_context or min(trained, _DEFAULT_CONTEXT)
-    vocab = tensors["token_embd.weight"].shape[0]
+    if context > trained:
+        log.warning("a context of %d: the model was trained for %d, beyond that its text may fall apart", context, trained)
+    vocab_size = _vocab_size(files, hyper, tensors)
+    stop_ids = _stop_ids(files, config, stop_tokens, vocab_size)
     chunk = min(config.prefill, context)
-    backend = _make_backend(config, context=context, chunk=chunk)
+
+    def described(context: int, chunk: int) -> Any:
+        backend = _make_backend(config, context=context, chunk=chunk)
+        try:
+            describe(backend, hyper, tensors)
+        except BaseException:
+            backend.close()
+            raise
+        return backend
+
+    backend = _fitting(described, context, chunk)
+    return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab_size, stop_ids=stop_ids,
+                   deterministic=config.deterministic)
+
+
+def _fitting(described: Callable[[int, int], Any], context: int, chunk: int) -> Any:
+    """A backend with the model described to it, if its memory is there. Nothing of it has been touched yet."""
+    needed_bytes, usable = None, usable_bytes()
     try:
-        described.describe(backend, hyper, tensors)
-    except BaseException:
+        backend = described(context, chunk)
+    except MemoryError:  # the system refuses already to set it aside
+        pass
+    else:
+        needed_bytes = backend.n_bytes
+        if needed_bytes <= usable:
+            pinned = backend.pool.pinned
+            log.info("pool of %d, %s", backend.pool.workers, f"pinned to CPUs {pinned}" if pinned else "not pinned")
+            log.info("memory: %d MiB for state and scratch, %d MiB are available", needed_bytes >> 20, usable >> 20)
+            backend.prepare()
+            return backend
         backend.close()
-        raise
-    return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab, deterministic=config.deterministic,
-                   stop_ids=config.eos_ids if config.eos_ids is not None else find_stop_ids(files, stop_tokens))
+    cells = min(chunk, _PLAN_CHUNK)
+    points = []
+    for measured in (cells, 2 * cells):
+        small = described(measured, cells)
+        points.append((measured, small.n_bytes))
+        small.close()
+    plan = Plan.through(*points)
+    raise does_not_fit(needed_bytes=needed_bytes or plan.bytes_for(context), usable=usable, context=context, chunk=chunk,
+                       plan=plan, plan_chunk=cells)
+
+
+def _vocab_size(files: ModelFiles, hyper: Hyper, tensors: Tensors) -> int:
+    """Rows of the embedding, of which the vocabulary may leave some unused."""
+    table = tensors["token_embd.weight"]
+    width = hyper.integer("embedding_length")
+    if len(table.shape) != 2 or table.shape[1] != width:
+        raise BadModel(f"{table.name}: its shape is {table.shape}, expected (vocabulary, {width})")
+    tokens = files.metadata.get("tokenizer.ggml.tokens")
+    n_tokens = getattr(tokens, "length", None) or (len(tokens) if isinstance(tokens, list) else 0)
+    if n_tokens > table.shape[0]:
+        raise BadModel(f"{table.name}: has {table.shape[0]} rows for a vocabulary of {n_tokens} tokens")
+    return table.shape[0]
+
+
+def _stop_ids(files: ModelFiles, config: "EngineConfig", texts: Sequence[str], vocab_size: int) -> tuple[int, ...]:
+    """What the command line says, else what the file and the pack say."""
+    if config.eos_ids is None:
+        return find_stop_ids(files, texts)
+    outside = [i for i in config.eos_ids if i >= vocab_size]
+    if outside:
+        raise BadModel(f"--eos-ids: {outside[0]} is outside the vocabulary of {vocab_size}")
+    return tuple(sorted(set(config.eos_ids)))
 
 
 def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
@@ -139,7 +198,4 @@ def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
     from engine.backend.cpu import isa
     isa.prepare_numba()
     from engine.backend.cpu.backend import CpuBackend
-    backend = CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)
-    pinned = backend.pool.pinned
-    log.info("pool of %d, %s", backend.pool.workers, f"pinned to CPUs {pinned}" if pinned else "not pinned")
-    return backend
+    return CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)

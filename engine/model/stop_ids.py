@@ -5,6 +5,7 @@ Read from metadata alone. The texts are facts of the published tokenizers.
 
 from collections.abc import Collection
 
+from engine.errors import BadModel
 from engine.gguf import ModelFiles
 
 _KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -29,5 +30,8 @@ def find_stop_ids(files: ModelFiles, texts: Collection[str] = ()) -> tuple[int, 
     if metadata["tokenizer.ggml.model"] == "gemma4":
         by_text.pop("</s>", None)
     named = {metadata[key] for key in _KEYS if isinstance(metadata.get(key), int)}
+    missing = [text for text in texts if text not in tokens]
+    if missing:
+        raise BadModel(f"the pack names the stop token {missing[0]!r}, which the vocabulary does not have")
     named |= {i for i, text in enumerate(tokens) if text in texts}
     return tuple(sorted(i for i in named | set(by_text.values()) if 0 <= i < len(tokens)))

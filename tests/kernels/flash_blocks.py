@@ -37,6 +37,7 @@ def block(record, inputs: dict[str, int], *, context: int = 256, rows: int = 64,
     held = {name: backend.rows(name, width) for name, width in inputs.items()}
     outputs = record(backend, **held)
     backend.program.seal()
+    backend.prepare()
 
     def run(position: int = 0, **arrays: np.ndarray) -> list[np.ndarray]:
         n = len(next(iter(arrays.values())))

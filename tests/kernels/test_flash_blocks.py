@@ -159,12 +159,13 @@ def test_threshold(values, data):
 
 def test_sparse_attention_where_every_cell_is_seen_is_the_dense_one():
     width, n = 24, 20
-    weights = index_weights(width, 10) | random_weights(11, {
+    plain = random_weights(11, {
         "q": (128, width), "k": (32, width), "v": (32, width), "output": (width, 64), "q_norm": (16,), "k_norm": (16,)})
+    weights = index_weights(width, 10) | plain
     x = np.random.default_rng(12).normal(size=(n, width)).astype(np.float32)
     results = []
-    for spec in (SPARSE, replace(SPARSE, indexer=None)):
-        with block(lambda b, x, spec=spec: [b.attention(x, spec, tensors(weights))], {"x": width}) as run:
+    for spec, chosen in ((SPARSE, weights), (replace(SPARSE, indexer=None), plain)):
+        with block(lambda b, x, spec=spec, chosen=chosen: [b.attention(x, spec, tensors(chosen))], {"x": width}) as run:
             results.append(run(x=x)[0])
     assert np.array_equal(*results)
     close(results[0], reference.attention(x.astype(np.float64), doubles(weights), SPARSE))

@@ -5,7 +5,7 @@ Owns the program, the sequence state's arrays and the tokens' block; the caller 
 
 import numpy as np
 
-from engine.backend import base
+from engine.backend import base, shapes
 from engine.backend.cpu import isa, matmul, quantize, rows, unpack
 from engine.backend.cpu.blocks import attention, delta_net, hyper, moe, ngram
 from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
@@ -17,6 +17,7 @@ from engine.backend.cpu.values import float_array
 from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
 
+_TABLE_SLICE = 4096  # positions
 _FLOAT_ACTIVATION = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -54,13 +55,19 @@ class CpuBackend:
         self.state.append(base.StateArray("tokens", self.history, positional=True))
         self.logits: np.ndarray | None = None  # f32 [max rows, vocabulary]
         self._activations: dict[tuple[str, str], tuple[int, tuple[int, int, int, int]]] = {}
-        self._ropes: dict[base.Rope, int] = {}
+        self._ropes: dict[base.Rope, np.ndarray] = {}
+        self._unfilled: list[base.Rope] = []
         self._vectors: dict[str, int] = {}
 
     @property
     def isa(self) -> str:
         """The instruction set that the kernels were generated for."""
         return isa.tier()
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of state and scratch: what the windows of a full context will have taken from the system."""
+        return self.program.n_bytes
 
     # --- memory and weights ---------------------------------------------------------------------------------------
     def rows(self, name: str, width: int, *, per_token: int = 1) -> Rows:
@@ -81,10 +88,19 @@ class CpuBackend:
         return self._vectors[tensor.name]
 
     def rope_table(self, rope: base.Rope) -> int:
-        """Address of cosines and sines, f32 [context, 2, dims / 2]."""
+        """Address of cosines and sines, f32 [context, 2, dims / 2], which `prepare` fills."""
         if rope not in self._ropes:
-            self._ropes[rope] = self.program.keep(rotation_table(rope, self.max_context))
-        return self._ropes[rope]
+            self._ropes[rope] = self.program.memory((self.max_context, 2, rope.dims // 2))
+            self._unfilled.append(rope)
+        return int(self._ropes[rope].ctypes.data)
+
+    def prepare(self) -> None:
+        """Fill the tables. Until then a description takes no memory, so that it can be weighed before it does."""
+        while self._unfilled:
+            rope = self._unfilled.pop()
+            for start in range(0, self.max_context, _TABLE_SLICE):  # angles of all positions at once would be large
+                positions = range(start, min(start + _TABLE_SLICE, self.max_context))
+                self._ropes[rope][start:positions.stop] = rotation_table(rope, positions)
 
     # --- operations -----------------------------------------------------------------------------------------------
     def written(self, x: Rows) -> Rows:
@@ -205,22 +221,27 @@ class CpuBackend:
     def attention(self, x: Rows, spec: base.Attention, weights: base.Weights, *,
                   cache: attention.KeyValueCache | None = None) -> Rows:
         """f32 [T, D]; makes the layer's cache unless one is given."""
+        shapes.check_attention(spec, weights, width=x.width)
         return attention.attention(self, x, spec, weights, cache)
 
     def delta_net(self, x: Rows, spec: base.DeltaNet, weights: base.Weights) -> Rows:
         """f32 [T, D]; makes the layer's recurrent state."""
+        shapes.check_delta_net(spec, weights, width=x.width)
         return delta_net.delta_net(self, x, spec, weights)
 
     def moe(self, x: Rows, spec: base.Moe, weights: base.Weights, *, router_input: Rows | None = None) -> Rows:
         """f32 [T, D]; the router reads `router_input` if one is given, else x as the experts do."""
+        shapes.check_moe(spec, weights, width=x.width, router_width=(router_input or x).width)
         return moe.moe(self, x, spec, weights, router_input or x)
 
     def feed_forward(self, x: Rows, weights: base.Weights, *, activation: base.Activation = "swiglu") -> Rows:
         """down · activation(gate · x, up · x): f32 [T, D]."""
+        shapes.check_feed_forward(weights, width=x.width)
         return moe.feed_forward(self, x, weights, name="ffn", activation=activation)
 
     def hyper_read(self, streams: Rows, spec: base.HyperConnection, weights: base.Weights) -> tuple[Rows, Rows | None]:
         """The block's input f32 [T, D] and the write weights f32 [T, streams]."""
+        shapes.check_hyper_connection(spec, weights, width=streams.width)
         return hyper.read(self, streams, spec, weights)
 
     def hyper_write(self, streams: Rows, y: Rows, inject: Rows) -> Rows:
@@ -229,6 +250,7 @@ class CpuBackend:
 
     def ngram(self, streams: Rows, spec: base.NgramTable, weights: base.Weights) -> Rows:
         """Add the n-gram embeddings to every stream, in place."""
+        shapes.check_ngram(spec, weights, width=streams.width)
         return ngram.ngram(self, streams, spec, weights)
 
     def head(self, x: Rows, weight: Tensor, *, scale: float = 1.0, soft_cap: float = 0.0) -> None:
@@ -250,6 +272,7 @@ class CpuBackend:
         """
         if self.logits is None or out_rows > len(self.logits):
             raise Internal(f"{out_rows} rows of logits asked for")
+        self.prepare()
         n = len(tokens)
         self.tokens[:n] = tokens
         if not self.program.run(rows=n, position=position, out_first=n - out_rows, out_rows=out_rows):

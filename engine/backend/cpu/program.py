@@ -6,6 +6,7 @@ position, tokens) is read by the kernels from the window block, so Python touche
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -24,7 +25,7 @@ _ALIGNMENT = 64
 
 def allocate(shape: tuple[int, ...], dtype: type) -> np.ndarray:
     """A zeroed array that starts on a cache line and has one more line of room behind it."""
-    n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    n_bytes = prod(shape) * np.dtype(dtype).itemsize
     raw = np.zeros(n_bytes + 2 * _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start:start + n_bytes].view(dtype).reshape(shape)
@@ -46,16 +47,18 @@ class Program:
     named: dict[str, np.ndarray] = field(default_factory=dict)
     rows: list[tuple[int, int, int]] = field(default_factory=list)
     table: np.ndarray | None = None  # int64 [n, 3], once sealed
+    n_bytes: int = 0  # of all memory given out; what was not touched yet is not taken from the system yet
 
     def memory(self, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
         """New memory that lives as long as the program."""
         array = allocate(shape, dtype)
+        self.n_bytes += array.nbytes
         self.kept.append(array)
         return array
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
         """Memory shared by all layers under one name, as large as the largest of them needs."""
-        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        n_bytes = prod(shape) * np.dtype(dtype).itemsize
         held = self.named.get(name)
         if held is None or held.nbytes < n_bytes:
             held = self.memory((n_bytes,), np.uint8)

@@ -7,8 +7,8 @@ import numpy as np
 from engine.backend.base import Rope, Yarn
 
 
-def rotation_table(rope: Rope, context: int) -> np.ndarray:
-    """Cosines and sines of every position, f32 [context, 2, dims / 2]."""
+def rotation_table(rope: Rope, positions: range) -> np.ndarray:
+    """Cosines and sines of some positions, f32 [positions, 2, dims / 2]."""
     pair = np.arange(rope.dims // 2)
     step = rope.base ** (-2.0 * pair / rope.dims) / np.array(rope.frequency_factors or np.ones(len(pair)))
     magnitude = 1.0
@@ -17,7 +17,7 @@ def rotation_table(rope: Rope, context: int) -> np.ndarray:
         step, magnitude = step * (rope.scale * (1 - left) + left), rope.yarn.magnitude
     else:
         step = step * rope.scale
-    angle = np.arange(context)[:, None] * step
+    angle = np.arange(positions.start, positions.stop)[:, None] * step
     return (np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude).astype(np.float32)
 
 

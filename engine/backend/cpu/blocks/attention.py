@@ -21,8 +21,6 @@ class KeyValueCache:
 def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache | None):
     """x f32 [T, D] -> f32 [T, D]. A layer without keys of its own reads the cache that it is given."""
     query_width, writes = spec.head_dim * (2 if spec.gated else 1), "k" in w
-    if spec.heads % spec.kv_heads:
-        raise BadModel(f"{w['q'].name}: {spec.heads} heads cannot share {spec.kv_heads} heads of keys")
     q = b.rows("query", spec.heads * query_width)
     b.linear(x, w["q"], q, bias=w.get("q_bias"), barrier=not writes)
     if writes:
@@ -39,8 +37,6 @@ def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache 
     mixed = b.rows("mixed", spec.heads * spec.value_dim)
     scratch, piece = b.program.worker_scratch("scores", 4 * (b.max_context + 16))
     sinks = w.get("sinks")
-    if sinks is not None and sinks.shape != (spec.heads,):
-        raise BadModel(f"{sinks.name}: its shape is {sinks.shape}, expected {(spec.heads,)}")
     b.program.add(kernels.attention_function(cells is not None), {
         kernels.QUERY: q.address, kernels.QUERY_TOKEN: 4 * q.width, kernels.QUERY_HEAD: 4 * query_width,
         kernels.HEADS: spec.heads, kernels.QUERY_PER_KEY: spec.heads // spec.kv_heads,

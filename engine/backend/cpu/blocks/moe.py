@@ -7,12 +7,10 @@ import numpy as np
 from engine.backend import base
 from engine.backend.cpu import activations, routing
 from engine.backend.cpu.program import float_bits
-from engine.errors import BadModel
 
 
 def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
     """x f32 [T, D] -> f32 [T, D]."""
-    _check(spec, w)
     k = spec.used
     ids = b.program.scratch("route_ids", (b.max_rows, k), np.int32)
     weights = b.program.scratch("route_weights", (b.max_rows, k))
@@ -48,29 +46,6 @@ def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
         routing.SUM_IDS: ids.ctypes.data, routing.SUM_BIAS: b.vector(bias) if bias else 0,
         routing.SUM_SCALE: b.vector(scale) if scale else 0})
     return b.written(out)
-
-
-def _check(spec: base.Moe, w: base.Weights) -> None:
-    """Raise BadModel where tensors and numbers do not go together: the kernels trust both."""
-    n, (_, out, width) = spec.experts, w["down_exps"].shape
-    expected = {
-        "router_bias": (n,), "selection_bias": (n,), "gate_exps_bias": (n, width), "up_exps_bias": (n, width),
-        "down_exps_bias": (n, out), "down_exps_scale": (n,)}
-    for role, tensor in w.items():
-        if role == "router" and tensor.shape[0] != n:
-            raise BadModel(f"{tensor.name}: has {tensor.shape[0]} rows, the model has {n} experts")
-        rows = 2 * width if role == "gate_up_exps" else out if role == "down_exps" else width
-        if role.endswith("_exps") and tensor.shape[:2] != (n, rows):
-            raise BadModel(f"{tensor.name}: its shape is {tensor.shape}, expected {n} experts of {rows} rows")
-        if tensor.shape != expected.get(role, tensor.shape):
-            raise BadModel(f"{tensor.name}: its shape is {tensor.shape}, expected {expected[role]}")
-    if ("gate_exps_bias" in w) != ("up_exps_bias" in w):
-        raise BadModel(f"{w['down_exps'].name}: its layer has biases of only one of gate and up")
-    if spec.groups > 1:
-        size = n // spec.groups
-        if n % spec.groups or size < 2 or not 1 <= spec.groups_used <= spec.groups or spec.groups_used * size < spec.used:
-            raise BadModel(f"{w['router'].name}: {n} experts in {spec.groups} groups, {spec.groups_used} of them used,"
-                           f" do not give {spec.used}")
 
 
 def _choose(b, x, spec: base.Moe, w: base.Weights, ids: np.ndarray, weights: np.ndarray) -> None:
