@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 MAX_TOKEN_COUNT = 2**31 - 1
+MAX_POOL_WORKERS = 256
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +49,12 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unknown flag {flag}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 
-def _count(low: int) -> Callable[[str], int]:
-    """An argparse type: a decimal integer of at least `low`."""
+def _count(low: int, high: int = MAX_TOKEN_COUNT) -> Callable[[str], int]:
+    """An argparse type: a decimal integer in low..high."""
 
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or not low <= (value := int(text[:20])) <= MAX_TOKEN_COUNT:
-            raise argparse.ArgumentTypeError(f"expected an integer from {low} to {MAX_TOKEN_COUNT}, got {text!r}")
+        if not text.isascii() or not text.isdecimal() or not low <= (value := int(text[:20])) <= high:
+            raise argparse.ArgumentTypeError(f"expected an integer from {low} to {high}, got {text!r}")
         return value
 
     return parse
@@ -75,11 +76,11 @@ def _make_parser() -> _Parser:
     parser.add_argument("--ple-gguf", type=Path, metavar="FILE",
                         help="the file of the per-layer n-gram table, when it is not among the model's shards")
     parser.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    parser.add_argument("--max-context", type=_count(1), metavar="N",
+    parser.add_argument("--max-context", type=_count(2), metavar="N",
                         help="cells of the context; default: the model's own, at most 8192")
     parser.add_argument("--prefill", type=_count(1), default=512, metavar="CHUNK",
                         help="tokens of a prompt chunk; default: 512")
-    parser.add_argument("--pool-workers", type=_count(0), default=0, metavar="N",
+    parser.add_argument("--pool-workers", type=_count(0, MAX_POOL_WORKERS), default=0, metavar="N",
                         help="threads that compute experts; default 0: the physical cores of the affinity mask")
     parser.add_argument("--eos-ids", type=_id_list, metavar="ID,ID",
                         help="stop ids in place of the model's own; an empty list turns stopping off")

@@ -104,6 +104,8 @@ def open_model(path: str | Path, ple_path: str | Path | None = None) -> ModelFil
         if ple_path is not None and not any(_same_file(Path(ple_path), shard.path) for shard in shards):
             shards.append(_open_shard(Path(ple_path)))
             tensors[PLE_TABLE] = _ple_table(shards[-1], len(shards) - 1)
+        elif ple_path is not None and PLE_TABLE not in tensors:
+            raise GGUFError(Path(ple_path), "has no such tensor", field=f"tensor {PLE_TABLE}")
         return ModelFiles(shards, tensors)
     except BaseException:
         tensors = {}  # views would keep the maps open

@@ -245,6 +245,8 @@ def test_log_probabilities_come_with_the_tokens() -> None:
         (["--prefill", "0"], "expected an integer from 1"),
         (["--eos-ids", "1,x"], "expected an integer from 0"),
         (["--max-context"], "expected one argument"),
+        (["--max-context", "1"], "expected an integer from 2"),
+        (["--pool-workers", "300"], "expected an integer from 0 to 256"),
         (["--backend", "tpu"], "choose from"),
     ],
 )

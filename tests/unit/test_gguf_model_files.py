@@ -87,6 +87,8 @@ def test_ple_path_without_a_table(tmp_path: Path) -> None:
     write_gguf(tmp_path / "t.gguf", "llama", metadata={}, tensors={"b": np.ones(4, np.float32)})
     with pytest.raises(GGUFError, match=r"t\.gguf: has no such tensor \(field tensor per_layer_token_embd"):
         open_model(tmp_path / "m.gguf", ple_path=tmp_path / "t.gguf")
+    with pytest.raises(GGUFError, match=r"m\.gguf: has no such tensor \(field tensor per_layer_token_embd"):
+        open_model(tmp_path / "m.gguf", ple_path=tmp_path / "m.gguf")
 
 
 def test_tied_head_is_simply_absent(tmp_path: Path) -> None:
