@@ -58,6 +58,7 @@ class Supervisor:
         self._keeper: asyncio.Task[None] | None = None
         self._failures = 0  # in a row
         self._starts = 0
+        self._was_ready = False
         self.state = EngineState.LOADING
         self.reason = "Loading model"
         self.idle = True  # the client clears it while a request is with the engine
@@ -120,6 +121,7 @@ class Supervisor:
                 await self._set(EngineState.RESTARTING, f"Restarting: {failure}")
             else:
                 self._wanted.clear()
+                self._was_ready = True
                 await self._set(EngineState.READY, "ok")
                 ready_s = time.monotonic()
                 await self._watch(process)
@@ -164,7 +166,9 @@ class Supervisor:
                     return
                 case Err() as error:
                     await process.ended.wait()
-                    raise LoadFailed(error.message, permanent=error.code == "bad_model")
+                    # Memory that was never enough is not there at the next try; what a dead engine held may come back.
+                    hopeless = error.code == "bad_model" or (error.code == "out_of_memory" and not self._was_ready)
+                    raise LoadFailed(error.message, permanent=hopeless)
                 case Ended():
                     raise LoadFailed(process.obituary(), permanent=process.exit_code == _USAGE_EXIT_CODE)
                 case Garbled() as garbled:

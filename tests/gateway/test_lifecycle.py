@@ -44,8 +44,9 @@ def test_nothing_is_served_while_loading(start_gateway: Start) -> None:
     assert gateway.chat("q").status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_is_said_plainly_and_tried_once(start_gateway: Start) -> None:
-    gateway = start_gateway(script=loading(["line", "ERR bad_model fatal=1 needs 9 GiB, has 4"], ["crash", 1]))
+@pytest.mark.parametrize("code", ["bad_model", "out_of_memory"])
+def test_a_model_that_cannot_be_loaded_is_said_plainly_and_tried_once(start_gateway: Start, code: str) -> None:
+    gateway = start_gateway(script=loading(["line", f"ERR {code} fatal=1 needs 9 GiB, has 4"], ["crash", 1]))
     wait_until(lambda: health(gateway)[1]["error"].get("state") == "failed")
     assert "needs 9 GiB, has 4" in health(gateway)[1]["error"]["message"]
     response = gateway.chat("q")
@@ -53,6 +54,17 @@ def test_a_model_that_cannot_be_loaded_is_said_plainly_and_tried_once(start_gate
     assert "needs 9 GiB, has 4" in response.json()["error"]["message"]
     assert sum("started, process" in line for line in gateway.log) == 1
     assert gateway.stop() == 0
+
+
+def test_memory_that_is_short_after_a_crash_is_waited_for(start_gateway: Start) -> None:
+    gateway = start_gateway()
+    gateway.wait_ready()
+    gateway.play(["crash", 9], start=[["line", "ERR out_of_memory fatal=1 needs 9 GiB, has 4"], ["crash", 1]])
+    assert gateway.chat("q").status_code >= 500
+    wait_until(lambda: "needs 9 GiB, has 4" in health(gateway)[1]["error"]["message"])
+    assert health(gateway)[1]["error"]["state"] == "restarting"
+    gateway.play(["text", "ok", 0], ["done", "stop"])
+    assert gateway.chat("q").status_code == 200
 
 
 def test_wrong_engine_flags_are_not_tried_again(start_gateway: Start) -> None:
