@@ -21,6 +21,7 @@ OUT, OUT_STRIDE, GROUPS, PAIRS, PER_TOKEN, FIRST_ROW, SCRATCH, SCRATCH_BYTES = r
 SLOTS = 17
 
 ROWS_PER_TASK = 32
+PREFETCH_BYTES = 4608  # how far ahead of the row in hand
 FEW = 4  # fewer tokens than this in a group go row by row
 TILE = 256  # elements of a row in a tile
 # scratch of a worker, bytes: one row's codes twice over, the tile, its scales, mins and floats, then 64 bytes a token
@@ -276,6 +277,9 @@ def matmul(arguments, window, counter, worker):
             weighted = slot(arguments, WEIGHTED_SUMS) + i * 4 * (columns // ACTIVATION_BLOCK)
             out = slot(arguments, OUT) + output_row(pairs, pair_first, t) * out_stride
             for r in range(start, stop):
+                # the processor's own prefetching stops at every page of 4 KiB
+                for line in range(0, row_bytes, 64):
+                    simd.prefetch(matrix + r * row_bytes + PREFETCH_BYTES + line)
                 simd.store_f32(out + 4 * r, dot_row(matrix + r * row_bytes, columns, codes, scales, sums, weighted))
 
 

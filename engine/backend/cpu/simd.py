@@ -377,6 +377,15 @@ load_f16 = operation(types.float32, [types.int64], _half)
 load_f16x16 = operation(f32x16, [types.int64], _half_vector)
 load_bf16x16 = operation(f32x16, [types.int64], _bfloat_vector)
 
+def _prefetch(b, address):
+    byte = I8.as_pointer()
+    function = declare(b, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]))
+    b.call(function, [b.inttoptr(address, byte), *(ir.Constant(I32, v) for v in (0, 3, 1))])
+
+
+prefetch = operation(types.void, [types.int64], _prefetch)
+
+
 # --- unpacking nibbles and bits -----------------------------------------------------------------------------------
 def _nibbles(b, address):
     raw = b.load(pointer(b, address, ir.VectorType(I8, 16)), align=1)
