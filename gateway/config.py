@@ -44,7 +44,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(gt=0, description="seconds without a word after which a working engine is restarted")
     ] = 300.0
     ping_timeout: Annotated[
-        float, Meta(gt=0, description="seconds without an answer after which an idle engine is restarted")
+        float, Meta(gt=0, description="seconds without any sign of life after which the engine is restarted")
     ] = 30.0
 
     @property

@@ -66,7 +66,7 @@ class EngineProcess:
         self.stop_ids: frozenset[int] = frozenset()
         self.max_context = 0
         self.death_note: str | None = None  # why we killed it, if we did
-        self.last_pong_s = time.monotonic()
+        self.last_heard_s = time.monotonic()
         self.ended = asyncio.Event()  # output closed and exit status known
         self._readers = [asyncio.create_task(self._read_output()), asyncio.create_task(self._read_log())]
         self._watcher = asyncio.create_task(self._watch())
@@ -105,7 +105,7 @@ class EngineProcess:
         await self._stdin.drain()
 
     async def ping(self) -> None:
-        """Ask for a PONG; `last_pong_s` moves when it comes."""
+        """Ask for a PONG; `last_heard_s` moves when it comes, as with every line."""
         with contextlib.suppress(ConnectionError):
             await self.send(Ping(str(self.number)))
 
@@ -163,6 +163,7 @@ class EngineProcess:
     async def _read_output(self) -> None:
         splitter = LineSplitter(MAX_LINE_BYTES)
         while chunk := await self._stdout.read(_CHUNK_BYTES):
+            self.last_heard_s = time.monotonic()
             for line in splitter.feed(chunk):
                 self._take(line)
 
@@ -177,7 +178,7 @@ class EngineProcess:
             return
         match event:
             case Pong():
-                self.last_pong_s = time.monotonic()
+                pass
             case Unknown():
                 log.warning("engine %d: ignored the line %r", self.number, event.line[:200])
             case Info():

@@ -53,9 +53,7 @@ class Service:
     def health(self) -> dict[str, Any]:
         """What is there; raises Unavailable when a request could not be served."""
         self.model()
-        process = self.supervisor.process
-        if process is None or not process.alive:
-            raise Unavailable(self.supervisor.reason, state=self.supervisor.state.value)
+        process = self.supervisor.ready_engine()
         return {
             "status": "ok",
             "model": self.name,

@@ -63,10 +63,13 @@ class Supervisor:
         self.reason = "Loading model"
         self.idle = True  # the client clears it while a request is with the engine
 
-    @property
-    def process(self) -> EngineProcess | None:
-        """The ready engine, if there is one."""
-        return self._process if self.state is EngineState.READY else None
+    def ready_engine(self) -> EngineProcess:
+        """The ready engine; raises Unavailable while there is none."""
+        if self.state is not EngineState.READY or self._process is None:
+            raise Unavailable(self.reason, state=self.state.value)
+        if not self._process.alive:  # its end is not handled yet
+            raise Unavailable(f"Restarting: {self._process.obituary()}", state=EngineState.RESTARTING.value)
+        return self._process
 
     def start(self) -> None:
         """Begin to load; returns at once."""
@@ -81,9 +84,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RESTART_WAIT_S), self._changed:
                     await self._changed.wait_for(lambda: self.state is not EngineState.RESTARTING)
-        if self.state is not EngineState.READY or self._process is None:
-            raise Unavailable(self.reason, state=self.state.value)
-        return self._process
+        return self.ready_engine()
 
     async def stop(self, *, quit_s: float, terminate_s: float) -> None:
         """End the engine and restart no more."""
@@ -175,16 +176,19 @@ class Supervisor:
                     log.warning("engine %d: %s", process.number, garbled.reason)
 
     async def _watch(self, process: EngineProcess) -> None:
-        """Until the process ends. An idle engine has to answer pings; a busy one is watched by its request."""
+        """Until the process ends. It has to answer pings, while it works too: they are answered out of band."""
         timeout_s = self._config.ping_timeout
-        process.last_pong_s = time.monotonic()
+        process.last_heard_s = time.monotonic()
         while not process.ended.is_set():
             asked_s = time.monotonic()
             await process.ping()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.ended.wait(), timeout_s / 3)
-            if not self.idle or process.ended.is_set():
-                process.last_pong_s = max(process.last_pong_s, asked_s)
-            elif time.monotonic() - process.last_pong_s > timeout_s:
-                process.kill(f"the idle engine did not answer for {timeout_s:g} s")
+            if process.ended.is_set():
+                return
+            now_s = time.monotonic()
+            if now_s - asked_s > timeout_s:  # it was this process that stood still; what came meanwhile is unread
+                process.last_heard_s = now_s
+            elif now_s - process.last_heard_s > timeout_s:
+                process.kill(f"the engine did not answer for {timeout_s:g} s")
                 await process.ended.wait()

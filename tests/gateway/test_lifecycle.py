@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -137,6 +138,48 @@ def test_an_idle_engine_that_hangs_is_restarted(start_gateway: Start) -> None:
     assert process_gone(first)
     gateway.wait_ready()
     assert gateway.chat("q").status_code == 200
+
+
+def test_a_working_engine_that_hangs_is_restarted(start_gateway: Start) -> None:
+    gateway = start_gateway("--ping-timeout", "0.6")
+    gateway.wait_ready()
+    first = gateway.engine_pid()
+    gateway.play(["text", "a", 0], ["sleep", 30], ["done", "stop"])
+    with ThreadPoolExecutor(1) as pool:
+        active = pool.submit(gateway.events, "q")
+        wait_until(gateway.received)
+        os.kill(first, signal.SIGSTOP)
+        assert "did not answer" in active.result()[-1]["error"]["message"]
+    assert process_gone(first)
+    gateway.play(["text", "b", 0], ["done", "stop"])
+    assert gateway.chat("q").json()["choices"][0]["message"]["content"] == "b"
+
+
+def test_a_gateway_that_stood_still_does_not_blame_the_engine(start_gateway: Start) -> None:
+    """A machine that slept, or a container that was paused: on waking up the answer is there, unread."""
+    gateway = start_gateway("--ping-timeout", "0.6")
+    gateway.wait_ready()
+    engine = gateway.engine_pid()
+    for _ in range(4):
+        os.kill(gateway.process.pid, signal.SIGSTOP)
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(0.9)
+        os.kill(gateway.process.pid, signal.SIGCONT)
+        time.sleep(0.05)  # the gateway looks first
+        os.kill(engine, signal.SIGCONT)
+        time.sleep(0.1)
+    assert health(gateway)[0] == 200
+    assert gateway.engine_pid() == engine
+
+
+def test_health_says_why_between_death_and_restart(start_gateway: Start) -> None:
+    gateway = start_gateway()
+    gateway.wait_ready()
+    seen = []
+    os.kill(gateway.engine_pid(), signal.SIGKILL)
+    wait_until(lambda: not seen.append(health(gateway)) and seen[-1][0] == 200 and len(seen) > 1)
+    for status, body in seen:
+        assert status == 200 or (body["error"]["state"], body["error"]["message"][:10]) == ("restarting", "Restarting")
 
 
 # ---- silence and damaged lines
