@@ -20,7 +20,9 @@ from engine.gguf import FORMATS, Tensor  # noqa: E402
 
 FLOATS = ("F32", "F16", "BF16")
 NAMES = (*FLOATS, *unpack.FORMATS)
-WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+# where the f16 values of a block stand that are not at 0: d, and the minimum if there is one
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,),
+          "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "NVFP4": (), "IQ1_M": ()}
 TOKENS, ROWS = 13, 37  # a tile of four tokens and one of sixteen rows stay unfinished
 
 
@@ -41,8 +43,17 @@ def random_weight(name: str, *shape: int, seed: int = 0) -> Tensor:
         data = _as_bytes(values, name)
     else:
         data = rng.integers(0, 256, (n_rows, columns // form.block_elements, form.block_bytes), np.uint8)
-        for at in _float_offsets(name):
+        same = rng.random(data.shape[:2]) < 0.1  # some blocks of only the smallest codes and scales, or the largest
+        data[same] = rng.choice(np.array([0, 255], np.uint8), (same.sum(), 1))
+        for at in HALVES.get(name, (0,)):
             data[..., at:at + 2] = _odd_halves(rng, data.shape[:2]).view(np.uint8).reshape(*data.shape[:2], 2)
+        if name == "IQ1_M":  # its f16 is spread over the highest nibbles of four words
+            bits = _odd_halves(rng, data.shape[:2]).view(np.uint16)
+            for k in range(4):
+                data[..., 49 + 2 * k] = data[..., 49 + 2 * k] & 15 | (bits >> 4 * k & 15) << 4
+        if name == "MXFP4":  # exponents; the largest would not leave room for a sum in f32
+            odd, ordinary = rng.choice([0, 1, 2, 200], data.shape[:2]), rng.integers(110, 135, data.shape[:2])
+            data[..., 0] = np.where(rng.random(data.shape[:2]) < 0.2, odd, ordinary)
         data = data.reshape(n_rows, -1)
     aligned = allocate(data.shape, np.uint8)  # with room behind it, as a mapped file has
     aligned[:] = data
@@ -56,11 +67,6 @@ def _as_bytes(values: np.ndarray, name: str) -> np.ndarray:
     if name == "F16":
         return values.astype(np.float16).view(np.uint8)
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-
-
-def _float_offsets(name: str) -> tuple[int, ...]:
-    """Where a block's f16 values stand: d, and the minimum if there is one."""
-    return (208,) if name == "Q6_K" else (0, 2) if name in WITH_MINIMUM else (0,)
 
 
 def _odd_halves(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -78,7 +84,8 @@ def dequantize(tensor: Tensor) -> np.ndarray:
     if tensor.format.name == "Q2_0":
         return _dequantize_q2_0(tensor.data).reshape(tensor.shape)
     with np.errstate(invalid="ignore"):
-        return gguf.quants.dequantize(tensor.data, GGMLQuantizationType(tensor.format.id)).reshape(tensor.shape)
+        values = gguf.quants.dequantize(tensor.data, GGMLQuantizationType(tensor.format.id))
+    return values.reshape(tensor.shape).astype(np.float32, copy=False)
 
 
 def _dequantize_q2_0(data: np.ndarray) -> np.ndarray:
@@ -91,10 +98,10 @@ def _dequantize_q2_0(data: np.ndarray) -> np.ndarray:
 def exact_parts(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Float64 [rows, columns] pair whose sum is the weight: the part with d, and the part with the minimum."""
     name = tensor.format.name
-    if name in FLOATS:
+    if not HALVES.get(name, (0,)) or name in FLOATS:  # a power of two, or so few digits that f32 holds the product
         whole = dequantize(tensor).astype(np.float64)
         return whole, np.zeros_like(whole)
-    offsets, form = _float_offsets(name), tensor.format
+    offsets, form = HALVES.get(name, (0,)), tensor.format
     blocks = tensor.data.reshape(-1, form.block_bytes)
     parts = []
     for chosen in range(2):
@@ -112,7 +119,7 @@ def exact_parts(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_inputs(columns: int, *, rows: int = TOKENS, seed: int = 1) -> np.ndarray:
-    """f32 [rows, columns]: ordinary, tiny and large values, zeros, blocks of zeros, ties of the rounding, equal extremes."""
+    """f32 [rows, columns]: ordinary, tiny and large values, zeros, blocks of zeros, ties of the rounding, extremes."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, columns)).astype(np.float32)
     x *= np.repeat(10.0 ** rng.integers(-8, 4, (rows, -(-columns // 32))), 32, axis=1)[:, :columns].astype(np.float32)
@@ -123,6 +130,8 @@ def random_inputs(columns: int, *, rows: int = TOKENS, seed: int = 1) -> np.ndar
     x[3, ::32] = 127  # a scale of 1: every odd half is a tie
     x[4, 5] = x[4].min() - 1
     x[4, 40] = -x[4, 5]
+    x[5] = 3
+    x[6] = -np.sign(x[6])
     return x
 
 

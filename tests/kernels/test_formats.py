@@ -45,8 +45,9 @@ def rounded(x: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     blocks = x.reshape(len(x), -1, 32)
     d = np.abs(blocks).max(2, keepdims=True) / limit
     codes = np.rint(blocks * np.divide(one, d, out=np.zeros_like(d), where=d > 0)).astype(np.int8)
-    sums = codes.sum(2, dtype=np.int32)
-    weighted = (d[..., 0] * sums.astype(np.float32)).astype(np.float16).astype(np.float32)
+    sums = codes.reshape(len(x), -1, 16 if kind == "q8_0_sums_16" else 32).sum(2, dtype=np.int32)
+    total = codes.sum(2, dtype=np.int32)
+    weighted = (d[..., 0] * total.astype(np.float32)).astype(np.float16).astype(np.float32)
     return codes.reshape(x.shape), d[..., 0].astype(np.float16).astype(np.float32), sums, weighted
 
 
@@ -132,7 +133,7 @@ def test_embedding_rows_are_dequantized_to_the_bit(name):
     assert same_bits(embedded(table), expected)
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_1", "Q4_K", "NVFP4"])
 def test_activations_are_rounded_by_the_rules(name):
     columns = columns_of(name)
     x = random_inputs(columns)
@@ -150,7 +151,8 @@ def test_activations_are_rounded_by_the_rules(name):
                 assert np.array_equal(held, expected.reshape(-1)), part
 
 
-@pytest.mark.parametrize(("tier", "names"), [("plain", ["Q4_K", "Q8_0", "IQ4_NL"]), ("avx2", ["Q6_K", "Q2_0", "F16"])])
+@pytest.mark.parametrize(("tier", "names"), [
+    ("plain", ["Q4_K", "Q8_0", "IQ4_NL", "NVFP4"]), ("avx2", ["Q6_K", "Q2_0", "F16", "IQ2_S"])])
 def test_lower_instruction_sets_give_the_same_bits(tier, names):
     if isa.TIERS.index(tier) >= isa.TIERS.index(isa.tier()):
         pytest.skip(f"the kernels here are already those of {isa.tier()}")

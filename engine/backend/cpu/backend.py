@@ -7,6 +7,7 @@ import numpy as np
 
 from engine.backend import base, shapes
 from engine.backend.cpu import isa, matmul, quantize, rows, unpack
+from engine.backend.cpu.block_format import ACTIVATION_SHAPES
 from engine.backend.cpu.blocks import attention, delta_net, hyper, moe, ngram
 from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
@@ -120,7 +121,7 @@ class CpuBackend:
                 codes = self.program.scratch(f"{x.name}.{kind}", (n, width))
                 addresses = (codes.ctypes.data, 0, 0, 0)
             else:
-                block, sum_group = (256, 16) if kind == unpack.Q8_K else (32, 32)
+                block, sum_group = ACTIVATION_SHAPES[kind]
                 parts = [("codes", width, np.int8), ("scales", width // block, np.float32),
                          ("sums", width // sum_group, np.int32), ("weighted", width // block, np.float32)]
                 addresses = tuple(self.program.scratch(f"{x.name}.{kind}.{part}", (n, count), dtype).ctypes.data
@@ -133,8 +134,9 @@ class CpuBackend:
         return self._activations[key]
 
     def linear(self, x: Rows, weight: Tensor, out: Rows, *, bias: Tensor | None = None, groups: tuple[int, int] | None = None,
-               first_row: int = 0, row_range: tuple[int, int] | None = None, out_row: int = 0, barrier: bool = True) -> Rows:
-        """out = x · weightᵀ (+ bias).
+               first_row: int = 0, row_range: tuple[int, int] | None = None, out_row: int = 0, barrier: bool = True,
+               scale: Tensor | None = None) -> Rows:
+        """out = scale · x · weightᵀ (+ bias); scale has one value, or one an expert.
 
         groups: addresses of the plan and its pairs, for weights [experts, rows, columns]; row_range: only these rows of the
         matrix; first_row: window slot that says which rows of x are wanted, written to out from row 0 on.
@@ -145,6 +147,8 @@ class CpuBackend:
         start, stop = row_range or (0, weight.shape[-2])
         if row_range is None and stop != out.width:
             raise BadModel(f"{weight.name}: has {stop} rows, expected {out.width}")
+        if scale is not None and scale.shape != (weight.shape[:-2] or (1,)):
+            raise BadModel(f"{scale.name}: its shape is {scale.shape}, expected {weight.shape[:-2] or (1,)}")
         name, row_bytes = weight.format.name, weight.data.shape[-1]
         if name in unpack.FORMATS:
             function, kind = matmul.matmul_function(name), unpack.FORMATS[name].activation
@@ -162,7 +166,8 @@ class CpuBackend:
             matmul.OUT: out.address + 4 * out_row, matmul.OUT_STRIDE: 4 * out.width,
             matmul.GROUPS: groups[0] if groups else 0, matmul.PAIRS: groups[1] if groups else 0,
             matmul.PER_TOKEN: per_token, matmul.FIRST_ROW: first_row,
-            matmul.SCRATCH: scratch, matmul.SCRATCH_BYTES: piece}, barrier=barrier or bias is not None)
+            matmul.SCRATCH: scratch, matmul.SCRATCH_BYTES: piece,
+            matmul.FACTORS: self.vector(scale) if scale is not None else 0}, barrier=barrier or bias is not None)
         self.written(out)
         if bias is not None:
             if bias.shape != (out.width,):

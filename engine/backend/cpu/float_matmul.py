@@ -11,7 +11,7 @@ from numba import njit
 from engine.backend.cpu import matmul as quantized
 from engine.backend.cpu import simd
 from engine.backend.cpu.kernel import WINDOW_ROWS, slot, specialise, take
-from engine.backend.cpu.matmul import input_row, output_row
+from engine.backend.cpu.matmul import factor_of, input_row, output_row
 
 WEIGHT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 ELEMENT_BYTES = 0  # given by `specialise`
@@ -93,6 +93,7 @@ def float_matmul(arguments, window, counter, worker):
         start = task % tiles * quantized.ROWS_PER_TASK
         stop = min(start + quantized.ROWS_PER_TASK, rows)
         matrix = slot(arguments, quantized.WEIGHTS) + expert * slot(arguments, quantized.EXPERT_BYTES)
+        factor = factor_of(arguments, expert)
         for r in range(start, stop, 4):
             w0 = matrix + r * row_bytes
             w1, w2, w3 = (matrix + min(r + 1, stop - 1) * row_bytes, matrix + min(r + 2, stop - 1) * row_bytes,
@@ -104,7 +105,7 @@ def float_matmul(arguments, window, counter, worker):
                 dot_4x1(w0, w1, w2, w3, slot(arguments, quantized.CODES) + 4 * i * columns, columns,
                         scratch, scratch + 128)
                 for k in range(min(4, stop - r)):
-                    simd.store_f32(out + 4 * k, simd.load_f32(scratch + 128 + 4 * k))
+                    simd.store_f32(out + 4 * k, simd.load_f32(scratch + 128 + 4 * k) * factor)
 
 
 @cache

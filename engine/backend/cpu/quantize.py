@@ -1,7 +1,8 @@
-"""Activations as int8: the kinds q8_0, q8_1 and q8_k that the weight formats multiply with, and plain casts for float weights.
+"""Activations as int8: the kinds that the weight formats multiply with, and plain casts for float weights.
 
-Of one row of `columns` f32: codes int8 [columns]; scales f32, one a block of 32 (q8_0, q8_1) or 256 (q8_k); sums i32, of
-32 or 16 codes; for q8_1 also f32 f16(scale * sum of codes). Rounding is half to even; scales of blocks of 32 go through f16.
+Of one row of `columns` f32: codes int8 [columns]; scales f32, one a block of 32 or 256 (q8_k); sums i32, of 32 or 16 codes
+(block_format.ACTIVATION_SHAPES); for q8_1 also f32 f16(scale * sum of codes). Rounding is half to even; scales of blocks
+of 32 go through f16.
 """
 
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from functools import cache
 from numba import njit
 
 from engine.backend.cpu import simd
+from engine.backend.cpu.block_format import ACTIVATION_SHAPES
 from engine.backend.cpu.kernel import WINDOW_ROWS, slot, specialise, take
 
 # argument slots
 IN, COLUMNS, CODES, SCALES, SUMS, WEIGHTED_SUMS, ROWS_PER_TOKEN = range(7)
 SLOTS = 7
-KIND = ""  # given by `specialise`
+KIND, SUM_GROUP = "", 0  # given by `specialise`
 
 
 @njit(error_model="numpy")
@@ -56,19 +58,22 @@ def _largest(x, n):
 
 
 @njit(error_model="numpy")
-def _block_32(x, codes, scale, total, weighted, is_q8_1):
+def _block_32(x, codes, scale, sums, sum_group, weighted, is_q8_1):
     top = _largest(x, 32)
     d = top / simd.f32_of_bits(0x42FE0000)  # 127
     inverse = simd.f32_of_bits(0)
     if d > 0:
         inverse = simd.f32_of_bits(0x3F800000) / d
-    count = 0
-    for i in range(0, 32, 16):
-        count += simd.round_to_bytes(codes + i, simd.mul_f32(simd.load_f32x16(x + 4 * i), simd.splat_f32(inverse)))
+    first = simd.round_to_bytes(codes, simd.mul_f32(simd.load_f32x16(x), simd.splat_f32(inverse)))
+    second = simd.round_to_bytes(codes + 16, simd.mul_f32(simd.load_f32x16(x + 64), simd.splat_f32(inverse)))
     simd.store_f32(scale, round_to_f16(d))
-    simd.store_i32(total, count)
+    if sum_group == 16:
+        simd.store_i32(sums, first)
+        simd.store_i32(sums + 4, second)
+    else:
+        simd.store_i32(sums, first + second)
     if is_q8_1:
-        simd.store_f32(weighted, round_to_f16(d * simd.to_f32(count)))
+        simd.store_f32(weighted, round_to_f16(d * simd.to_f32(first + second)))
 
 
 @njit(error_model="numpy")
@@ -121,14 +126,15 @@ def quantize_row(x, columns, row, codes, scales, sums, weighted):
     else:
         for b in range(columns // 32):
             at = row * (columns // 32) + b
-            _block_32(x + 128 * b, codes + row * columns + 32 * b, scales + 4 * at, sums + 4 * at, weighted + 4 * at,
-                      KIND == "q8_1")
+            _block_32(x + 128 * b, codes + row * columns + 32 * b, scales + 4 * at, sums + 4 * (32 // SUM_GROUP) * at,
+                      SUM_GROUP, weighted + 4 * at, KIND == "q8_1")
 
 
 @cache
 def row_function(kind: str) -> Callable:
     """`quantize_row` for one activation kind, compiled when first used inside a kernel."""
-    return njit(specialise(quantize_row, kind, KIND=kind), error_model="numpy")
+    _, sum_group = ACTIVATION_SHAPES.get(kind, (0, 0))  # a cast has no sums
+    return njit(specialise(quantize_row, kind, KIND=kind, SUM_GROUP=sum_group or 1), error_model="numpy")
 
 
 @cache

@@ -169,8 +169,8 @@ def embed(arguments, window, counter, worker):
                 simd.store_f32(out + 4 * (c * width + i), simd.load_f32(out + 4 * i))
 
 
-# constants and functions of the format (unpack.Format.constants), given by `specialise`
-ELEMENTS = BLOCK_BYTES = GROUP = OFFSET = ELEMENT_BYTES = 0
+# constants and functions of the format (block_format.Format.constants), given by `specialise`
+ELEMENTS = BLOCK_BYTES = GROUP = OFFSET = RUN = ELEMENT_BYTES = 0
 HAS_SCALES = HAS_INT_MINS = HAS_FLOAT_MIN = False
 codes_of = d_of = m_of = scale_of = minimum_of = load16 = None
 
@@ -183,14 +183,14 @@ def _expand_blocks(row, out, width, scratch):
             simd.store_i8x32(scratch, codes_of(block, part))
             for i in range(32):
                 group = (32 * part + i) // GROUP
-                step = d_of(block)
+                step = d_of(block, (32 * part + i) // RUN)
                 if HAS_SCALES:
                     step = step * simd.to_f32(scale_of(block, group))
                 v = step * simd.to_f32(simd.load_u8(scratch + i) - OFFSET)
                 if HAS_INT_MINS:
-                    v = v - m_of(block) * simd.to_f32(minimum_of(block, group))
+                    v = v - m_of(block, 0) * simd.to_f32(minimum_of(block, group))
                 if HAS_FLOAT_MIN:
-                    v = v + m_of(block)
+                    v = v + m_of(block, 0)
                 simd.store_f32(out + 4 * (b * ELEMENTS + 32 * part + i), v)
 
 

@@ -50,7 +50,8 @@ def pointer(builder, address, element):
     return builder.inttoptr(address, element.as_pointer())
 
 
-def _splat(builder, scalar, lanes: int):
+def splat(builder, scalar, lanes: int):
+    """A scalar in every lane of a vector."""
     vector = ir.VectorType(scalar.type, lanes)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), lane_mask([0] * lanes))
@@ -75,7 +76,8 @@ def operation(result, arguments, emit):
         lambda typing, x: (signature, code),
         lambda typing, x, y: (signature, code),
         lambda typing, x, y, z: (signature, code),
-        None, None, None, None,
+        lambda typing, a, b, c, d: (signature, code),
+        None, None, None,
         lambda typing, a, b, c, d, e, f, g, h: (signature, code))
     return intrinsic(shapes[len(arguments)])
 
@@ -120,12 +122,12 @@ store_i8 = _scalar_store(I8, types.int32, lambda b, v: b.trunc(v, I8))
 bits_of_f32 = operation(types.int32, [types.float32], lambda b, v: b.bitcast(v, I32))
 f32_of_bits = operation(types.float32, [types.int32], lambda b, v: b.bitcast(v, F32))
 
-splat_f32 = operation(f32x16, [types.float32], lambda b, v: _splat(b, v, 16))
-splat_i32 = operation(i32x16, [types.int32], lambda b, v: _splat(b, v, 16))
-splat_i8 = operation(i8x64, [types.int32], lambda b, v: _splat(b, b.trunc(v, I8), 64))
-splat_i8x32 = operation(i8x32, [types.int32], lambda b, v: _splat(b, b.trunc(v, I8), 32))
+splat_f32 = operation(f32x16, [types.float32], lambda b, v: splat(b, v, 16))
+splat_i32 = operation(i32x16, [types.int32], lambda b, v: splat(b, v, 16))
+splat_i8 = operation(i8x64, [types.int32], lambda b, v: splat(b, b.trunc(v, I8), 64))
+splat_i8x32 = operation(i8x32, [types.int32], lambda b, v: splat(b, b.trunc(v, I8), 32))
 splat_bytes = operation(  # four bytes, sixteen times
-    i8x64, [types.int32], lambda b, v: b.bitcast(_splat(b, v, 16), ir.VectorType(I8, 64)))
+    i8x64, [types.int32], lambda b, v: b.bitcast(splat(b, v, 16), ir.VectorType(I8, 64)))
 
 add_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fadd(x, y))
 sub_f32 = operation(f32x16, [f32x16, f32x16], lambda b, x, y: b.fsub(x, y))
@@ -135,12 +137,13 @@ add_f32x8 = operation(f32x8, [f32x8, f32x8], lambda b, x, y: b.fadd(x, y))
 mul_f32x8 = operation(f32x8, [f32x8, f32x8], lambda b, x, y: b.fmul(x, y))
 add_i32x8 = operation(i32x8, [i32x8, i32x8], lambda b, x, y: b.add(x, y))
 mul_i32x8 = operation(i32x8, [i32x8, i32x8], lambda b, x, y: b.mul(x, y))
-splat_i32x8 = operation(i32x8, [types.int32], lambda b, v: _splat(b, v, 8))
+splat_i32x8 = operation(i32x8, [types.int32], lambda b, v: splat(b, v, 8))
 f32_of_i32x8 = operation(f32x8, [i32x8], lambda b, x: b.sitofp(x, _ir_vector(f32x8)))
 sub_scaled_i32x8 = operation(  # x - y * factor
-    i32x8, [i32x8, i32x8, types.int32], lambda b, x, y, factor: b.sub(x, b.mul(y, _splat(b, factor, 8))))
+    i32x8, [i32x8, i32x8, types.int32], lambda b, x, y, factor: b.sub(x, b.mul(y, splat(b, factor, 8))))
 add_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.add(x, y))
 mul_i32 = operation(i32x16, [i32x16, i32x16], lambda b, x, y: b.mul(x, y))
+lane_i32x8 = operation(types.int32, [i32x8, types.int64], lambda b, x, lane: b.extract_element(x, b.trunc(lane, I32)))
 zero_i32x8 = operation(i32x8, [types.int64], lambda b, _: ir.Constant(_ir_vector(i32x8), [0] * 8))
 to_f32 = operation(types.float32, [types.int64], lambda b, v: b.sitofp(v, F32))
 f32_of_i32 = operation(f32x16, [i32x16], lambda b, x: b.sitofp(x, _ir_vector(f32x16)))
@@ -150,7 +153,7 @@ def _bytes(vector: Vector):
     """Bitwise and, or, shift right, shift left (of every byte, by one count) on a byte vector."""
     def shift(left):
         def emit(b, x, count):
-            by = _splat(b, b.trunc(count, I8), vector.lanes)
+            by = splat(b, b.trunc(count, I8), vector.lanes)
             return b.shl(x, by) if left else b.lshr(x, by)
         return operation(vector, [vector, types.int32], emit)
 
@@ -345,10 +348,11 @@ def _half(b, address):
     raw = b.load(pointer(b, address, I16), align=1)
     if isa.tier() != "plain":
         return b.fpext(b.bitcast(raw, ir.HalfType()), F32)
-    return _half_bits(b, b.zext(raw, I32), I32, F32)
+    return half_bits(b, b.zext(raw, I32), I32, F32)
 
 
-def _half_bits(b, raw, ints, floats):
+def half_bits(b, raw, ints, floats):
+    """The bits of f16 values, in integers of 32 bits, as f32: by integer arithmetic and one exact product."""
     def c(value):
         return ir.Constant(ints, value if isinstance(ints, ir.IntType) else [value] * ints.count)
     magnitude = b.shl(b.and_(raw, c(0x7FFF)), c(13))
@@ -364,7 +368,7 @@ def _half_vector(b, address):
     raw = b.load(pointer(b, address, ir.VectorType(I16, 16)), align=1)
     if isa.tier() != "plain":
         return b.fpext(b.bitcast(raw, ir.VectorType(ir.HalfType(), 16)), _ir_vector(f32x16))
-    return _half_bits(b, b.zext(raw, _ir_vector(i32x16)), _ir_vector(i32x16), _ir_vector(f32x16))
+    return half_bits(b, b.zext(raw, _ir_vector(i32x16)), _ir_vector(i32x16), _ir_vector(f32x16))
 
 
 def _bfloat_vector(b, address):
@@ -377,6 +381,7 @@ load_f16 = operation(types.float32, [types.int64], _half)
 load_f16x16 = operation(f32x16, [types.int64], _half_vector)
 load_bf16x16 = operation(f32x16, [types.int64], _bfloat_vector)
 
+
 def _prefetch(b, address):
     byte = I8.as_pointer()
     function = declare(b, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32]))
@@ -384,52 +389,6 @@ def _prefetch(b, address):
 
 
 prefetch = operation(types.void, [types.int64], _prefetch)
-
-
-# --- unpacking nibbles and bits -----------------------------------------------------------------------------------
-def _nibbles(b, address):
-    raw = b.load(pointer(b, address, ir.VectorType(I8, 16)), align=1)
-    four, fifteen = (ir.Constant(ir.VectorType(I8, 16), [v] * 16) for v in (4, 15))
-    return b.shuffle_vector(b.and_(raw, fifteen), b.lshr(raw, four), lane_mask(range(32)))
-
-
-def _spread_bits(b, word):
-    """Byte j is 0xFF where bit j of the word is set, else 0."""
-    raw = b.bitcast(_splat(b, word, 8), _ir_vector(i8x32))
-    copies = b.shuffle_vector(raw, raw, lane_mask(j // 8 for j in range(32)))
-    single = ir.Constant(_ir_vector(i8x32), [1 << j % 8 for j in range(32)])
-    return b.sext(b.icmp_unsigned("==", b.and_(copies, single), single), _ir_vector(i8x32))
-
-
-def _crumbs(b, address):
-    """Eight bytes as thirty-two codes of two bits, low bits first."""
-    raw = b.load(pointer(b, address, ir.VectorType(I8, 8)), align=1)
-    copies = b.shuffle_vector(raw, raw, lane_mask(j // 4 for j in range(32)))
-    shifts = ir.Constant(_ir_vector(i8x32), [2 * (j % 4) for j in range(32)])
-    return b.and_(b.lshr(copies, shifts), ir.Constant(_ir_vector(i8x32), [3] * 32))
-
-
-def lookup_i8x32(values):
-    """An operation that maps each byte 0..15 through sixteen constant bytes."""
-    constant = ir.Constant(_ir_vector(i8x32), [int(v) for v in values] * 2)
-
-    def emit(b, index):
-        if isa.tier() != "plain":
-            kind = _ir_vector(i8x32)
-            function = declare(b, "llvm.x86.avx2.pshuf.b", ir.FunctionType(kind, [kind, kind]))
-            return b.call(function, [constant, index])
-        out = ir.Constant(_ir_vector(i8x32), ir.Undefined)
-        for j in range(32):
-            lane = ir.Constant(I32, j)
-            code = b.zext(b.extract_element(index, lane), I32)
-            out = b.insert_element(out, b.extract_element(constant, code), lane)
-        return out
-    return operation(i8x32, [i8x32], emit)
-
-
-nibbles_i8x32 = operation(i8x32, [types.int64], _nibbles)  # low nibbles of 16 bytes, then their high nibbles
-spread_bits = operation(i8x32, [types.int32], _spread_bits)
-crumbs_i8x32 = operation(i8x32, [types.int64], _crumbs)
 
 
 # --- exp ----------------------------------------------------------------------------------------------------------
