@@ -131,6 +131,7 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
         backend = _make_backend(config, context=context, chunk=chunk)
         try:
             describe(backend, hyper, tensors)
+            tensors.check_all_used(hyper)
         except BaseException:
             backend.close()
             raise

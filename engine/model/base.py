@@ -34,15 +34,16 @@ class Hyper:
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31) -> int:
         """An integer in low..high."""
         value = self._get(key, default)
-        if not isinstance(value, int) or not low <= value <= high:
+        if not _is_integer(value) or not low <= value <= high:
             raise BadModel(f"{self.arch}.{key}: expected a whole number in {low}..{high}, found {value!r}"[:200])
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite float."""
+    def number(self, key: str, default: float | None = None, *, low: float = -1e30) -> float:
+        """A finite float of at least `low`."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or not abs(value) < 1e30:
-            raise BadModel(f"{self.arch}.{key}: expected a number, found {value!r}"[:200])
+        if not (_is_integer(value) or isinstance(value, float)) or not low <= value < 1e30:
+            least = f" of at least {low:g}" if low > -1e30 else ""
+            raise BadModel(f"{self.arch}.{key}: expected a number{least}, found {value!r}"[:200])
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -86,21 +87,35 @@ class Hyper:
         return blocks - drafts
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class Tensors:
-    """The tensors of one file by name; a missing one is a BadModel that names it."""
+    """The tensors of one file by name; a missing one is a BadModel that names it. Notes which were asked for."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
+        self._asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self._tensors.get(name)
+        found = self.get(name)
         if found is None:
             raise BadModel(f"the file lacks the tensor {name}")
         return found
 
     def get(self, name: str) -> Tensor | None:
         """The tensor, or None."""
+        self._asked.add(name)
         return self._tensors.get(name)
+
+    def check_all_used(self, hyper: Hyper) -> None:
+        """Raise BadModel if a description left a tensor of the trunk out: what it means would be missing from the text."""
+        drafts = tuple(f"blk.{n}." for n in range(hyper.layers, hyper.integer("block_count")))
+        unused = [name for name in self._tensors if name not in self._asked and not name.startswith(drafts)]
+        if unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            raise BadModel(f"the tensor {unused[0]}{more}: the architecture {hyper.arch} has no place for it here"[:300])
 
     def block(self, layer: int, roles: Mapping[str, str], optional: Mapping[str, str] | None = None) -> dict[str, Tensor]:
         """Tensors of one layer by role: `roles` must be there, `optional` may be. Values are names behind `blk.N.`."""

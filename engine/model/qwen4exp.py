@@ -68,7 +68,7 @@ def weights(tensors: Tensors, shapes: Shapes) -> dict:
 
 
 def _eps(hyper: Hyper) -> float:
-    return hyper.number("attention.layer_norm_rms_epsilon")
+    return hyper.number("attention.layer_norm_rms_epsilon", low=0.0)
 
 
 def _of_layer(hyper: Hyper, key: str, layer: int) -> int:

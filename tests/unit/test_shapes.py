@@ -69,11 +69,27 @@ def test_every_tensor_has_its_columns_and_type_checked(tmp_path, arch):
     ("block_count", 10**9, "block_count: expected a whole number in 1..1024"), ("block_count", 4, "lacks the tensor blk.3."),
     ("expert_used_count", 7, "expert_used_count: expected a whole number in 1..6"),
     ("expert_count", 5, "blk.0.ffn_gate_inp.weight: its shape is (6, 64), expected (5, 64)"),
+    ("block_count", 2, "the tensor blk.2.attn_norm.weight and 9 more: the architecture llama has no place for it here"),
+    ("attention.layer_norm_rms_epsilon", -1.0, "expected a number of at least 0, found -1.0"),
+    ("expert_used_count", True, "expected a whole number in 1..6, found True"),
     ("context_length", 0, "context_length: expected a whole number in 1.."),
 ])
 def test_numbers_that_do_not_fit_the_tensors(tmp_path, key, value, says):
     model = random_model("llama-moe")
     assert says in _refusal(tmp_path, replace(model, metadata=model.metadata | {f"llama.{key}": value}))
+
+
+def test_a_tensor_that_the_description_leaves_out(tmp_path):
+    model = random_model("llama")
+    tensors = model.tensors | {"blk.1.attn_q_norm.weight": np.ones(24, np.float32)}
+    assert "blk.1.attn_q_norm.weight: the architecture llama has no" in _refusal(tmp_path, replace(model, tensors=tensors))
+
+
+def test_a_trailing_draft_block_may_be_left_out(tmp_path):
+    from engine.session import load_session
+    model = random_model("llama-moe")
+    write_model(tmp_path / "m.gguf", replace(model, metadata=model.metadata | {"llama.nextn_predict_layers": 1}))
+    load_session(resolve_model(tmp_path / "m.gguf"), EngineConfig(pool_workers=1, max_context=64)).close()
 
 
 def test_a_vocabulary_larger_than_its_embedding(tmp_path):

@@ -21,7 +21,7 @@ def attention_spec(hyper: Hyper, tensors: Tensors, *, adjacent: bool) -> Attenti
     return Attention(
         heads=heads, kv_heads=hyper.integer("attention.head_count_kv", heads), head_dim=head_dim,
         value_dim=hyper.integer("attention.value_length", head_dim, high=1 << 12), scale=head_dim**-0.5,
-        eps=hyper.number("attention.layer_norm_rms_epsilon"),
+        eps=hyper.number("attention.layer_norm_rms_epsilon", low=0.0),
         rope=rope_spec(hyper, hyper.integer("rope.dimension_count", head_dim, high=head_dim), adjacent=adjacent,
                        factors=tensors.get("rope_freqs.weight")))
 

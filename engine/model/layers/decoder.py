@@ -45,7 +45,7 @@ def decoder(backend: Backend, hyper: Hyper, tensors: Tensors, layers: Sequence[D
 
 def epsilon(hyper: Hyper) -> float:
     """What root-mean-square norms add."""
-    return hyper.number("attention.layer_norm_rms_epsilon")
+    return hyper.number("attention.layer_norm_rms_epsilon", low=0.0)
 
 
 def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer: DecoderLayer) -> Any:
