@@ -15,7 +15,7 @@ def main(load: Callable[[EngineConfig], LoadedSession] = load_model) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once, in the middle of a kernel too
     code = run(load=load)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader of stderr may be gone
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # its reader may be gone; None if it was never open
             stream.flush()
     os._exit(code)  # everything is freed; interpreter teardown can only hang on a thread or a broken device
 

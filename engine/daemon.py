@@ -58,7 +58,8 @@ def run(argv: Sequence[str] | None = None, *, load: Callable[[EngineConfig], Loa
     try:
         protocol_fd = take_stdout(config.log_file)
     except OSError as error:
-        print(f"terrace-engine: cannot open the log file: {error}", file=sys.stderr)
+        what = "open the log file" if error.filename else "use stdout"
+        print(f"terrace-engine: cannot {what}: {error}", file=sys.stderr)
         return 1
     faulthandler.enable(file=2)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s", force=True)

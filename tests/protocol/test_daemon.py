@@ -257,6 +257,13 @@ def test_a_wrong_command_line_exits_2(flags: list[str], part: str) -> None:
     assert part in done.stderr.decode()
 
 
+def test_without_a_stdout_it_says_so_and_leaves() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *MOCK_ENGINE]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "terrace-engine: cannot use stdout: [Errno 9] Bad file descriptor\n"
+
+
 def test_a_missing_model_is_one_clear_line_and_exit_code_1() -> None:
     command = [sys.executable, "-m", "engine", "--model", "/nowhere/x.gguf"]
     done = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=TIMEOUT_S)
