@@ -31,7 +31,7 @@ TOKENS = 512  # of each passage; with one passage alone the agreement is uncerta
 _PASSAGE_BREAK = "\n\n* * *\n\n"
 MOST_KL_RATIO, MOST_LESS_AGREEMENT, MOST_TWIN_KL = 1.15, 0.015, 1e-9
 # what the peer's quantizer makes; fewer bits leave nothing of this model to compare
-KINDS = ("Q8_0", "Q4_0", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16")
+KINDS = ("Q8_0", "Q4_0", "Q5_0", "Q5_1", "IQ4_NL", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16")
 CASES = ("Q4_1", "mixture", *KINDS, "six-layers")
 
 
