@@ -83,7 +83,7 @@ def _run_ops(shared, worker):
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit("boolean(int64)", nogil=True, cache=True)  # compiled now: the first request should not wait for it
 def _run_program(shared):
     """Worker 0: start the others, take part, return whether the program ran to its end."""
     counters = simd.load_i64(shared + _COUNTERS)
@@ -94,7 +94,7 @@ def _run_program(shared):
     return _run_ops(shared, 0)
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64, int64)", nogil=True, cache=True)
 def _worker_loop(shared, worker):
     epoch = 0
     while True:

@@ -16,6 +16,8 @@ from engine.backend.cpu import simd, vecmath
 from engine.backend.cpu.kernel import WINDOW_ROWS, float_slot, slot, specialise, take
 
 _MINUS_INFINITY = np.float32(-np.inf)
+# no rank is lower, and none is NaN: a token takes each expert once whatever its numbers are, as the plan's memory asks for
+_LOWEST_RANK = np.float32(-1e38)
 _LEAST_SUM = np.float32(2**-14)  # the divisor of weights that are made to add up to 1 is at least the smallest normal f16
 (LOGITS, EXPERTS, USED, IDS, WEIGHTS, NORMALISE, WEIGHT_SCALE, SCRATCH, SCRATCH_BYTES, SELECTION_BIAS, GROUPS,
  GROUPS_USED) = range(12)
@@ -97,6 +99,8 @@ def choose_experts(arguments, window, counter, worker):
             v = simd.load_f32(scores + 4 * e)
             if bias != 0:
                 v = v + simd.load_f32(bias + 4 * e)
+            if not v > _LOWEST_RANK:
+                v = _LOWEST_RANK
             simd.store_f32(ranks + 4 * e, v)
         if slot(arguments, GROUPS) > 1:
             _keep_best_groups(ranks, n, slot(arguments, GROUPS), slot(arguments, GROUPS_USED), rest)
