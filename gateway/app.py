@@ -15,10 +15,12 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from gateway.apis.control.handlers import ControlHandlers
 from gateway.apis.openai.handlers import OpenAIHandlers
 from gateway.apis.openai.shapes import error_body
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, BodyTooLarge, InternalError, InvalidRequest, NotFound, Unavailable
+from gateway.monitor.ledger import ROUTE
 from gateway.security import Gatekeeper
 from gateway.service import Service
 from gateway.sse import json_response
@@ -31,7 +33,8 @@ _UI = Path(__file__).parent / "ui"
 
 # The drain: together well under five seconds.
 _FINISH_S = 1.5  # for requests in progress
-_CANCEL_S = 0.5  # for stopping the rest
+_REFUSE_S = 0.5  # for telling the rest
+_CANCEL_S = 0.3  # for those that cannot be told
 _QUIT_S = 1.0
 _TERMINATE_S = 0.7
 
@@ -61,21 +64,27 @@ class Gateway:
                 web.get("/health", self._health),
                 web.get("/v1/health", self._health),
                 *OpenAIHandlers(self.service).routes(),
+                *ControlHandlers(self.service, self._gatekeeper).routes(),
             ]
         )
 
     async def drain(self) -> None:
-        """Let requests finish for a moment, cancel the rest, end the engine."""
+        """Let requests finish for a moment, end the rest with an error of their API's, then end the engine."""
         self._draining = True
-        if self._active:
-            _, late = await asyncio.wait(set(self._active), timeout=_FINISH_S)
+        await self.service.sampler.stop()  # the feeds are endless otherwise
+        if late := await self._unfinished(_FINISH_S):
+            await self.service.refuse_all("the server is stopping")
+            late = await self._unfinished(_REFUSE_S)
             for task in late:
                 task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=_CANCEL_S)
+            await self._unfinished(_CANCEL_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.service.client.settle(), _CANCEL_S)
         await self.service.stop(quit_s=_QUIT_S, terminate_s=_TERMINATE_S)
+
+    async def _unfinished(self, timeout_s: float) -> set[asyncio.Task[object]]:
+        """The requests that are still here after a while."""
+        return (await asyncio.wait(set(self._active), timeout=timeout_s))[1] if self._active else set()
 
     async def _health(self, _: web.Request) -> web.Response:
         try:
@@ -121,6 +130,8 @@ class Gateway:
         task = asyncio.current_task()
         if task is None:
             return await handler(request)
+        resource = request.match_info.route.resource
+        ROUTE.set(resource.canonical if resource is not None else request.path)
         self._active.add(task)
         try:
             return await handler(request)

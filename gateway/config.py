@@ -39,6 +39,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_command: Annotated[
         str | None, Meta(description="another engine program that speaks the line protocol, with its arguments")
     ] = None
+    max_queue: Annotated[int, Meta(ge=0, description="requests that may wait for the engine; further ones get 503")] = 64
     ready_timeout: Annotated[float, Meta(gt=0, description="seconds that loading the model may take")] = 1800.0
     silence_timeout: Annotated[
         float, Meta(gt=0, description="seconds without a word after which a working engine is restarted")

@@ -1,7 +1,8 @@
 """Requests to the engine, one at a time and in order: write GEN, read to DONE, clean up whatever happens.
 
-The lock is held from GEN to the engine's last word about it. A request that is given up (client gone, task cancelled)
-is stopped and read to its end before the next one may write. Runs on the event loop.
+The turn is held from GEN to the engine's last word about it. A request that is given up (client gone, task cancelled)
+is stopped and read to its end before the next one may write. Every request is entered in the ledger. Runs on the event
+loop.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import NoReturn
 import msgspec
 
 from engine.protocol import Done, Err, Gen, Progress, Resume, Stop, TokenLine
-from gateway.engine_process import Ended, EngineItem, EngineProcess, Garbled
-from gateway.errors import ApiError, ContextLengthExceeded, EngineFailed, InternalError
+from gateway.engine_process import Ended, EngineItem, EngineProcess, Garbled, Interrupted
+from gateway.errors import ApiError, ContextLengthExceeded, EngineFailed, InternalError, Overloaded, Unavailable
+from gateway.monitor.ledger import Ledger, LiveRequest
 from gateway.supervisor import Supervisor
+from gateway.turns import QueueFull, Turns
 
 log = logging.getLogger("gateway.client")
 
@@ -52,51 +55,79 @@ class Patience:
 class EngineClient:
     """Serializes requests in order of arrival."""
 
-    def __init__(self, supervisor: Supervisor, *, silence_timeout_s: float) -> None:
+    def __init__(self, supervisor: Supervisor, ledger: Ledger, *, silence_timeout_s: float, max_queue: int) -> None:
         self.supervisor = supervisor
+        self._ledger = ledger
         self._silence_timeout_s = silence_timeout_s
-        self._lock = asyncio.Lock()  # asyncio's lock is first come, first served
+        self._turns = Turns(max_queue)
         self._numbers = itertools.count(1)
         self._prefix = uuid.uuid4().hex[:8]
         self._drains: set[asyncio.Task[None]] = set()
-        self.waiting = 0
+        self._running: Run | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return self._turns.waiting
 
     @asynccontextmanager
     async def run(self, gen: Gen) -> AsyncIterator[Run]:
         """Wait for the turn, send the request, and leave the engine free again at the end."""
-        self.waiting += 1
+        entry = self._ledger.open(len(gen.tokens))
+        run: Run | None = None
         try:
-            await self._lock.acquire()
-        finally:
-            self.waiting -= 1
-        handed_over = False
-        try:
-            process = await self.supervisor.engine()
-            if len(gen.tokens) >= process.max_context:
-                raise ContextLengthExceeded(len(gen.tokens), process.max_context)
-            gen = msgspec.structs.replace(gen, id=f"{self._prefix}-{next(self._numbers)}")
-            run = Run(process, gen, silence_timeout_s=self._silence_timeout_s)
-            self.supervisor.idle = False
+            await self._take_turn()
             try:
+                process = await self.supervisor.engine()
+                if len(gen.tokens) >= process.max_context:
+                    raise ContextLengthExceeded(len(gen.tokens), process.max_context)
+                gen = msgspec.structs.replace(gen, id=f"{self._prefix}-{next(self._numbers)}")
+                run = self._running = Run(process, gen, entry, silence_timeout_s=self._silence_timeout_s)
+                self.supervisor.idle = False
                 await run.send()
                 yield run
             finally:
-                if run.done:
-                    self.supervisor.note_served()
-                elif not run.finished:
-                    # In a task of its own: no cancellation can let the lock go before the engine is free.
-                    handed_over = True
-                    drain = asyncio.create_task(self._drain(run))
-                    self._drains.add(drain)
-                    drain.add_done_callback(self._drains.discard)
+                self._leave(run)
+        except ApiError as error:
+            entry.error = error.code
+            raise
         finally:
-            if not handed_over:
-                self._release()
+            if run is None or run.finished:
+                self._ledger.close(entry)
+
+    def interrupt(self, reason: str) -> None:
+        """End the running request with an error of this text; those that wait are not touched."""
+        if self._running is not None:
+            self._running.interrupt(reason)
+
+    def refuse_all(self, reason: str) -> None:
+        """From now on: who waits, who comes and who is running gets an error of this text."""
+        self._turns.refuse_all(Unavailable(reason, state="stopped"))
+        self.interrupt(reason)
 
     async def settle(self) -> None:
         """Wait for requests that are being given up."""
         if self._drains:
             await asyncio.wait(set(self._drains))
+
+    async def _take_turn(self) -> None:
+        try:
+            await self._turns.take()
+        except QueueFull as full:
+            self._ledger.totals.refused += 1
+            raise Overloaded(f"{full.waiting} requests are waiting, which is the limit (--max-queue)") from None
+
+    def _leave(self, run: Run | None) -> None:
+        """Give the turn back, once the engine has nothing to do for us any more."""
+        if run is None or run.finished:
+            if run is not None and run.done is not None:
+                self.supervisor.note_served()
+            self._release()
+            return
+        # In a task of its own: no cancellation can let the turn go before the engine is free.
+        drain = asyncio.create_task(self._drain(run))
+        self._drains.add(drain)
+        drain.add_done_callback(self._drains.discard)
 
     async def _drain(self, run: Run) -> None:
         """Stop a run that nobody reads any more and read it to its end."""
@@ -105,23 +136,25 @@ class EngineClient:
         except ApiError as error:
             log.warning("while a request was being stopped: %s", error.message)
         finally:
+            self._ledger.close(run.entry)
             self._release()
 
     def _release(self) -> None:
+        self._running = None
         self.supervisor.idle = True
-        self._lock.release()
+        self._turns.give()
 
 
 class Run:
     """One request while it is with the engine: iterate over its events, up to and including Done."""
 
-    def __init__(self, process: EngineProcess, gen: Gen, *, silence_timeout_s: float) -> None:
+    def __init__(self, process: EngineProcess, gen: Gen, entry: LiveRequest, *, silence_timeout_s: float) -> None:
         self._process = process
         self._gen = gen
+        self.entry = entry
         chunk = process.info.get("prefill")
         chunk_tokens = chunk if isinstance(chunk, int) and chunk > 0 else _UNKNOWN_CHUNK_TOKENS
         self._patience = Patience(silence_timeout_s, len(gen.tokens), chunk_tokens)
-        self._tokens_seen = 0
         self._stopped = False
         self.done: Done | None = None
         self.finished = False  # the engine has said its last word on it, or is gone
@@ -135,7 +168,10 @@ class Run:
             if isinstance(item, Ended):
                 self._process.items.put_nowait(item)
                 break
+            if isinstance(item, Interrupted):  # it came too late for the request that it was meant for
+                continue
             log.warning("engine %d: %r came between requests", self._process.number, item)
+        self.entry.start()
         try:
             async with asyncio.timeout(self._patience.allowance_s):
                 await self._process.send(self._gen)
@@ -151,9 +187,14 @@ class Run:
             with contextlib.suppress(ConnectionError):  # the reader sees the end
                 await self._process.send(Stop(id=self._gen.id, keep=keep))
 
+    def interrupt(self, reason: str) -> None:
+        """Whoever reads this run gets an error of this text, after what has come already."""
+        self._process.items.put_nowait(Interrupted(reason))
+
     async def abandon(self) -> None:
         """Stop and read to the end."""
-        await self.stop(keep=self._tokens_seen)
+        self.entry.given_up = True
+        await self.stop(keep=self.entry.generated)
         async for _ in self:
             pass
 
@@ -163,9 +204,8 @@ class Run:
             if event is None:
                 continue
             self._patience.note(event)
-            if isinstance(event, TokenLine):
-                self._tokens_seen += 1
-            elif isinstance(event, Done):
+            self.entry.note(event)
+            if isinstance(event, Done):
                 self.finished = True
                 self.done = event
             yield event
@@ -190,6 +230,10 @@ class Run:
         match item:
             case Garbled():
                 raise EngineFailed(item.reason)  # the caller's clean-up stops the run
+            case Interrupted():
+                if self._stopped:  # it is on its way out already
+                    return None
+                raise EngineFailed(item.reason)
             case Done() | Err() if item.id not in (None, self._gen.id):
                 log.warning("engine %d: ignored %r, not of this request", self._process.number, item)
                 return None

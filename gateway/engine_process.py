@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from engine.protocol import (
@@ -30,6 +29,7 @@ from engine.protocol import (
     parse_event,
 )
 from gateway.lines import LineSplitter, TooLong
+from gateway.monitor.log_tail import LogTail
 
 log = logging.getLogger("gateway.engine")
 
@@ -48,19 +48,26 @@ class Ended:
     """The last thing in every queue: the process has closed its output."""
 
 
-EngineItem = Event | Garbled | Ended
+class Interrupted:
+    """Put among the events by us: the run that reads it ends with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+EngineItem = Event | Garbled | Interrupted | Ended
 
 
 class EngineProcess:
     """A running engine. `number` tells one instance from the next in logs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, number: int, log_ring: deque[str]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, number: int, log_tail: LogTail) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("an engine is driven through three pipes")
         self._process = process
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self.number = number
-        self.log_ring = log_ring
+        self._log_tail = log_tail
         self.items: asyncio.Queue[EngineItem] = asyncio.Queue()
         self.info: dict[str, int | str] = {}
         self.stop_ids: frozenset[int] = frozenset()
@@ -72,7 +79,7 @@ class EngineProcess:
         self._watcher = asyncio.create_task(self._watch())
 
     @classmethod
-    async def start(cls, command: Sequence[str], number: int, log_ring: deque[str]) -> EngineProcess:
+    async def start(cls, command: Sequence[str], number: int, log_tail: LogTail) -> EngineProcess:
         """Start the program in a process group of its own, so that a signal to the gateway's group spares it."""
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -82,7 +89,7 @@ class EngineProcess:
             start_new_session=True,
         )
         log.info("engine %d started, process %d", number, process.pid)
-        return cls(process, number, log_ring)
+        return cls(process, number, log_tail)
 
     @property
     def pid(self) -> int:
@@ -116,8 +123,9 @@ class EngineProcess:
         log.error("engine %d is killed: %s", self.number, note)
         self._signal(signal.SIGKILL)
 
-    async def shutdown(self, *, quit_s: float, terminate_s: float) -> None:
-        """QUIT, then TERM, then KILL; returns when it is gone."""
+    async def shutdown(self, note: str, *, quit_s: float, terminate_s: float) -> None:
+        """QUIT, then TERM, then KILL; returns when it is gone. `note` is what clients read about it."""
+        self.death_note = self.death_note or note
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(quit_s):
                 await self.send(Quit())
@@ -138,7 +146,8 @@ class EngineProcess:
         text = f"the engine stopped unexpectedly (exit code {code})"
         if code == -signal.SIGKILL:
             return text + ": something killed it, perhaps the system ran out of memory"
-        return f"{text}: {self.log_ring[-1]}" if self.log_ring else text
+        last_line = self._log_tail.last_of(self.number)
+        return text if last_line is None else f"{text}: {last_line}"
 
     async def _gone_within(self, timeout_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -198,5 +207,5 @@ class EngineProcess:
             for line in splitter.feed(chunk):
                 if isinstance(line, bytes) and line.strip():
                     text = line.decode("utf-8", "replace")[:_LOG_LINE_CHARS]
-                    self.log_ring.append(text)
+                    self._log_tail.append(self.number, text)
                     log.info("engine %d: %s", self.number, text)

@@ -82,6 +82,14 @@ class Unavailable(ApiError):
     code = "unavailable"
 
 
+class Overloaded(ApiError):
+    """Too many requests wait already."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+
+
 class EngineFailed(ApiError):
     """The engine ended, fell silent or reported an error while it worked on this request."""
 

@@ -37,6 +37,11 @@ class Gatekeeper:
         elif not (path in _OPEN_PATHS or path.startswith("/ui/") or method == "OPTIONS"):
             self._check_key(headers)
 
+    def check_order(self, remote: str | None) -> None:
+        """Raise Forbidden unless this client may load, unload and restart: it has shown the key, or it is on this machine."""
+        if self._key is None and not (remote is not None and _is_loopback(remote)):
+            raise Forbidden("orders from other machines need a key: start the server with --api-key")
+
     def cors_headers(self, origin: str | None) -> dict[str, str]:
         """Headers that let an allowed page read our answers; none for any other."""
         if origin is None or not self._origin_allowed(origin):
@@ -76,6 +81,15 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.rpartition(":")[0].lower() if host.rpartition(":")[2].isdigit() and ":" in host else host.lower()
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def _is_address(name: str) -> bool:

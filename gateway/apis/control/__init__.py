@@ -1,0 +1,1 @@
+"""Our own API: status, one live feed, load, unload and restart of the engine, Prometheus metrics."""
