@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gateway.apis.control.handlers import ControlHandlers
+from gateway.apis.control.handlers import error_body as control_error
 from gateway.apis.openai.handlers import OpenAIHandlers
-from gateway.apis.openai.shapes import error_body
+from gateway.apis.openai.shapes import error_body as openai_error
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, BodyTooLarge, InternalError, InvalidRequest, NotFound, Unavailable
 from gateway.monitor.ledger import ROUTE
@@ -27,6 +30,8 @@ from gateway.sse import json_response
 from packs.manifest import ModelSource
 
 log = logging.getLogger("gateway")
+
+ErrorShape = Callable[[ApiError], dict[str, Any]]
 
 MAX_BODY_BYTES = 32 << 20
 _UI = Path(__file__).parent / "ui"
@@ -54,6 +59,7 @@ class Gateway:
         self._gatekeeper = Gatekeeper(config)
         self._active: set[asyncio.Task[object]] = set()
         self._draining = False
+        self._shapes: dict[str, ErrorShape] = {}  # by path
         self.service = Service(config, source)
         self.application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._middleware()])
         self.application.on_response_prepare.append(self._add_cors)
@@ -63,10 +69,15 @@ class Gateway:
                 web.get("/ui/{name}", _asset),
                 web.get("/health", self._health),
                 web.get("/v1/health", self._health),
-                *OpenAIHandlers(self.service).routes(),
-                *ControlHandlers(self.service, self._gatekeeper).routes(),
             ]
         )
+        # An API is its routes and the shape of its errors, which errors of the server on its paths have too.
+        for routes, shape in (
+            (OpenAIHandlers(self.service).routes(), openai_error),
+            (ControlHandlers(self.service, self._gatekeeper).routes(), control_error),
+        ):
+            self.application.add_routes(routes)
+            self._shapes.update((route.path, shape) for route in routes)
 
     async def drain(self) -> None:
         """Let requests finish for a moment, end the rest with an error of their API's, then end the engine."""
@@ -102,25 +113,25 @@ class Gateway:
                     raise Unavailable("The server is stopping", state="stopped")
                 preflight = request.method == "OPTIONS"
                 response = web.Response(status=204) if preflight else await self._tracked(request, handler)
-            except ApiError as error:
-                response = _error_response(error)
-            except web.HTTPRequestEntityTooLarge:
-                response = _error_response(BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB"))
-            except web.HTTPNotFound:
-                response = _error_response(NotFound(f"there is no {request.method} {request.path}"))
-            except web.HTTPMethodNotAllowed as refusal:
-                takes = f"{request.path} takes {', '.join(sorted(refusal.allowed_methods))}"
-                response = _error_response(InvalidRequest(takes), status=405)
-            except web.HTTPException as refusal:
-                response = _error_response(InvalidRequest(refusal.reason), status=refusal.status)
+            except (ApiError, web.HTTPException) as error:
+                response = self._error_response(request, error)
             except (asyncio.CancelledError, ConnectionError, TimeoutError):
                 raise
             except Exception:  # the last line of defence: whatever it was, the client gets JSON and the log the trace
                 log.exception("%s %s failed", request.method, request.path)
-                response = _error_response(InternalError("an internal error; the server's log has the details"))
+                response = self._error_response(
+                    request, InternalError("an internal error; the server's log has the details")
+                )
             return response
 
         return guard
+
+    def _error_response(self, request: web.Request, refusal: ApiError | web.HTTPException) -> web.Response:
+        """The error as JSON in the shape of the API whose path it is."""
+        error = refusal if isinstance(refusal, ApiError) else _as_api_error(request, refusal)
+        status = error.status if isinstance(refusal, ApiError) else refusal.status
+        headers = {"Retry-After": "2"} if error.status == Unavailable.status else None
+        return json_response(self._shapes.get(request.path, openai_error)(error), status=status, headers=headers)
 
     async def _add_cors(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(self._gatekeeper.cors_headers(request.headers.get("Origin")))
@@ -166,9 +177,16 @@ def _address(runner: web.AppRunner, host: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _error_response(error: ApiError, *, status: int | None = None) -> web.Response:
-    headers = {"Retry-After": "2"} if error.status == Unavailable.status else None
-    return json_response(error_body(error), status=status or error.status, headers=headers)
+def _as_api_error(request: web.Request, refusal: web.HTTPException) -> ApiError:
+    """aiohttp's refusals in our words."""
+    match refusal:
+        case web.HTTPRequestEntityTooLarge():
+            return BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB")
+        case web.HTTPNotFound():
+            return NotFound(f"there is no {request.method} {request.path}")
+        case web.HTTPMethodNotAllowed():
+            return InvalidRequest(f"{request.path} takes {', '.join(sorted(refusal.allowed_methods))}")
+    return InvalidRequest(refusal.reason)
 
 
 async def _page(_: web.Request) -> web.FileResponse:

@@ -22,6 +22,11 @@ from gateway.sse import EventStream, json_response
 Json = dict[str, Any]
 
 
+def error_body(error: ApiError) -> Json:
+    """An error in this API's shape."""
+    return {"error": {"message": error.message, "type": error.type, "code": error.code, **error.details}}
+
+
 class ControlHandlers:
     """The routes of this API on one service."""
 
@@ -40,11 +45,6 @@ class ControlHandlers:
             web.post("/v1/engine/unload", self.unload),
             web.post("/v1/engine/restart", self.restart),
         ]
-
-    @staticmethod
-    def error_body(error: ApiError) -> Json:
-        """An error in this API's shape."""
-        return {"error": {"message": error.message, "type": error.type, "code": error.code, **error.details}}
 
     async def status(self, _: web.Request) -> web.Response:
         """One snapshot, with the last requests and log lines."""
