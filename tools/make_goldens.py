@@ -2,6 +2,7 @@
 
     python -m tools.make_goldens peer [NAME…]   # llama.cpp: logits and greedy ids (see tools/peer.py), of all by default
     python -m tools.make_goldens sparse         # Hugging Face: qwen4exp with a binding budget (see tools/hf_reference.py)
+    python -m tools.make_goldens gelu [NAME…]   # Hugging Face: gemma3, gemma4 (see tools/hf_gemma.py), and llama.cpp beside
 
 A golden holds no weights: the model is made again from its seed, and `digest` tells whether it still is the same one.
 """
@@ -20,6 +21,7 @@ from tools.random_model import ARCHITECTURES, RandomModel, random_model
 FOLDER = Path(__file__).parents[1] / "tests" / "goldens"
 PROMPT_TOKENS, GREEDY_TOKENS = 70, 32
 SPARSE_TOKENS, SPARSE_CACHED, SPARSE_BUDGET = 96, 16, 16
+GELU = ("gemma3",)  # llama.cpp computes this activation from a table in half precision: not exact enough
 _LEAST_MARGIN = 2e-3  # between the best two logits of a greedy step
 _LEAST_GAP = 1e-5  # between the last value kept and the first one dropped in a selection of blocks or experts
 _MOST_SEEDS = 200
@@ -65,6 +67,26 @@ def make_peer_golden(arch: str) -> None:
     raise SystemExit(f"{arch}: no seed below {_MOST_SEEDS} gives clear choices")
 
 
+def make_gelu_golden(arch: str) -> None:
+    """Logits and greedy ids by Hugging Face for the first seed whose choices are all clear, and llama.cpp's logits beside."""
+    from tools.hf_gemma import run
+    from tools.peer import Peer
+
+    for seed in range(_MOST_SEEDS):
+        model = random_model(arch, seed=seed)
+        tokens = prompt(model, PROMPT_TOKENS, seed)
+        logits, greedy, margin = run(model, tokens, steps=GREEDY_TOKENS)
+        if margin >= _LEAST_MARGIN and len(set(greedy.tolist())) > GREEDY_TOKENS // 4:
+            with tempfile.TemporaryDirectory() as folder:
+                (path,) = write_model(Path(folder) / "model.gguf", model)
+                with Peer(path, kv="f32", context=256) as peer:
+                    peer_logits = peer.read(tokens, all_rows=True)
+            arrays = {"tokens": tokens, "logits": logits, "greedy": greedy, "peer": peer_logits}
+            save(arch, model, arguments={"architecture": arch, "seed": seed}, **arrays)
+            return
+    raise SystemExit(f"{arch}: no seed below {_MOST_SEEDS} gives clear choices")
+
+
 def make_sparse_golden() -> None:
     """qwen4exp where sparse attention drops blocks, by Hugging Face's class, for the first seed without near-ties."""
     from tools.hf_reference import TieError, run
@@ -87,13 +109,16 @@ def make_sparse_golden() -> None:
 def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("peer", "sparse"))
+    parser.add_argument("what", choices=("peer", "sparse", "gelu"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ARCHITECTURES)}")
     args = parser.parse_args()
     if args.what == "sparse":
         make_sparse_golden()
+    elif args.what == "gelu":
+        for arch in args.names or GELU:
+            make_gelu_golden(arch)
     else:
-        for arch in args.names or ARCHITECTURES:
+        for arch in args.names or [arch for arch in ARCHITECTURES if arch not in GELU]:
             make_peer_golden(arch)
 
 
