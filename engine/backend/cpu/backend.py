@@ -8,12 +8,12 @@ import numpy as np
 from engine.backend import base, shapes
 from engine.backend.cpu import isa, matmul, quantize, rows, unpack
 from engine.backend.cpu.block_format import ACTIVATION_SHAPES
-from engine.backend.cpu.blocks import attention, delta_net, hyper, moe, ngram
+from engine.backend.cpu.blocks import attention, delta_net, hyper, layer_inputs, moe, ngram
 from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
 from engine.backend.cpu.program import Program, float_bits
-from engine.backend.cpu.rotation import rotation_table
+from engine.backend.rotation import rotation_table
 from engine.backend.cpu.values import float_array
 from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
@@ -39,6 +39,15 @@ class Rows:
         """Where the first row starts."""
         return int(self.array.ctypes.data)
 
+    @property
+    def row_bytes(self) -> int:
+        """From the start of a row to that of the next."""
+        return int(self.array.strides[0])
+
+    def columns(self, first: int, count: int) -> "Rows":
+        """A view of some columns, for kernels that step by `row_bytes`."""
+        return Rows(self.name, self.array[:, first:first + count], per_token=self.per_token)
+
 
 class CpuBackend:
     """Implements `backend.base.Backend`."""
@@ -55,6 +64,7 @@ class CpuBackend:
         self.history = self.program.memory((max_context,), np.int32)
         self.state.append(base.StateArray("tokens", self.history, positional=True))
         self.logits: np.ndarray | None = None  # f32 [max rows, vocabulary]
+        self.vocabulary = 0  # rows of the embedding, which bound the tokens
         self._activations: dict[tuple[str, str], tuple[int, tuple[int, int, int, int]]] = {}
         self._ropes: dict[base.Rope, np.ndarray] = {}
         self._unfilled: list[base.Rope] = []
@@ -185,16 +195,20 @@ class CpuBackend:
     # --- blocks ---------------------------------------------------------------------------------------------------
     def embed(self, table: Tensor, *, copies: int = 1, scale: float = 1.0) -> Rows:
         """Embeddings of the window's tokens times `scale`, f32 [T, copies * D]."""
+        self.vocabulary = table.shape[0]
+        return self.lookup(table, self.rows("stream", copies * table.shape[1]), copies=copies, scale=scale)
+
+    def lookup(self, table: Tensor, out: Rows, *, copies: int = 1, scale: float = 1.0) -> Rows:
+        """out = rows of a table for the window's tokens, `copies` times side by side, times `scale`."""
         if table.format.name not in unpack.FORMATS and table.format.name not in WEIGHT_BYTES:
             raise BadModel(f"{table.name}: the format {table.format.name} has no kernel on the CPU")
-        x = self.rows("stream", copies * table.shape[1])
         self.program.add(rows.embed_function(table.format.name), {
             rows.EMBED_TOKENS: self.tokens.ctypes.data, rows.EMBED_TABLE: self.program.keep(table.data),
-            rows.EMBED_ROW_BYTES: table.data.shape[1], rows.EMBED_WIDTH: table.shape[1], rows.EMBED_OUT: x.address,
+            rows.EMBED_ROW_BYTES: table.data.shape[1], rows.EMBED_WIDTH: table.shape[1], rows.EMBED_OUT: out.address,
             rows.EMBED_COPIES: copies, rows.EMBED_HISTORY: self.history.ctypes.data,
             rows.EMBED_SCALE: float_bits(scale),
             rows.EMBED_SCRATCH: self.program.worker_scratch("embed", 1024)[0]})
-        return self.written(x)
+        return self.written(out)
 
     def norm(self, x: Rows, weight: Tensor | None, *, eps: float, parts: int = 1, name: str = "normed") -> Rows:
         """Root-mean-square norm of every row (of each of its `parts`), kept under a name until that is used again."""
@@ -257,6 +271,16 @@ class CpuBackend:
         """Add the n-gram embeddings to every stream, in place."""
         shapes.check_ngram(spec, weights, width=streams.width)
         return ngram.ngram(self, streams, spec, weights)
+
+    def layer_inputs(self, x: Rows, spec: base.LayerInputs, weights: base.Weights) -> Rows:
+        """Every layer's input of its own, f32 [T, layers * width], from the first stream."""
+        shapes.check_layer_inputs(spec, weights, width=x.width, tokens=self.vocabulary)
+        return layer_inputs.make(self, x, spec, weights)
+
+    def read_layer_input(self, x: Rows, inputs: Rows, spec: base.LayerInputs, weights: base.Weights, *, layer: int) -> Rows:
+        """What a layer adds to its stream for its own input: f32 [T, D]."""
+        shapes.check_layer_input_reader(spec, weights, width=x.width)
+        return layer_inputs.read(self, x, inputs, spec, weights, layer=layer)
 
     def head(self, x: Rows, weight: Tensor, *, scale: float = 1.0, soft_cap: float = 0.0) -> None:
         """Logits of the rows that the window asks for, scaled and held within a soft cap; the end of the description."""
