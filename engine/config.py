@@ -25,6 +25,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: Literal["auto", "cpu", "cuda"] = "auto"
     max_context: int | None = None  # cells; None = what the model was trained for, at most 8192
     prefill: int = 512  # tokens of a prompt chunk
+    vram_budget_mib: int | None = None  # at most so much of the card's memory; None = what is free
+    vram_reserve_mib: int = 512  # of the card's free memory, left to others
+    graphs: bool = True  # windows are captured; False launches kernel by kernel, for debugging
     pool_workers: int = 0  # threads of the expert pool; 0 = the physical cores of the affinity mask
     eos_ids: tuple[int, ...] | None = None  # in place of the model's own stop ids; () = none
     deterministic: bool = False
@@ -80,6 +83,12 @@ def _make_parser() -> _Parser:
                         help="cells of the context; default: the model's own, at most 8192")
     parser.add_argument("--prefill", type=_count(1), default=512, metavar="CHUNK",
                         help="tokens of a prompt chunk; default: 512")
+    parser.add_argument("--vram-budget-mib", type=_count(64), metavar="MIB",
+                        help="take at most so much of the card's memory; default: what is free")
+    parser.add_argument("--vram-reserve-mib", type=_count(0), default=512, metavar="MIB",
+                        help="leave so much of the card's free memory to others; default: 512")
+    parser.add_argument("--no-graph", dest="graphs", action="store_false",
+                        help="launch kernel by kernel instead of as captured graphs, for debugging")
     parser.add_argument("--pool-workers", type=_count(0, MAX_POOL_WORKERS), default=0, metavar="N",
                         help="threads that compute experts; default 0: the physical cores of the affinity mask")
     parser.add_argument("--eos-ids", type=_id_list, metavar="ID,ID",

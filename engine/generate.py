@@ -5,7 +5,7 @@ is asked for between chunks and between windows; what goes wrong is raised as an
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -30,6 +30,9 @@ class SequenceModel(Protocol):
     def stop_ids(self) -> tuple[int, ...]: ...
     @property
     def position(self) -> int: ...
+    @property
+    def picks_greedily(self) -> bool: ...
+    def pick_greedily(self, token: int, *, limit: int, stop_ids: Sequence[int]) -> Iterator[int]: ...
     def reset(self) -> None: ...
     def step(
         self, tokens: NDArray[np.int32], *, logits: Literal["none", "last", "all"] = "last"
@@ -124,16 +127,11 @@ def _decode(
     stop_ids = frozenset() if gen.ignore_eos else frozenset(session.stop_ids)
     text = np.empty(prompt.size + limit, dtype=np.int32)  # prompt and reply
     text[: prompt.size] = prompt
-    for position in range(prompt.size, text.size):
-        row = logits[-1]
-        if not np.isfinite(row).all():
-            raise NonFiniteLogits(f"the logits for position {position} are not finite")
-        token = pick(row, gen.sampling, seed=seed, position=position, history=text[:position])
-        line = TokenLine(token)
-        if gen.logprobs is not None:
-            line = TokenLine(token, *log_probabilities(row, token, n_top=gen.logprobs))
-        text[position] = token
-        if token in stop_ids:
+    pick_lines = _picks_of_the_model if _is_argmax(session, gen) else _picks_of_the_sampler
+    lines = pick_lines(session, gen, text=text, start=prompt.size, logits=logits, seed=seed, stop_ids=stop_ids)
+    for position, line in enumerate(lines, prompt.size):
+        text[position] = line.token
+        if line.token in stop_ids:
             yield "stop", line
             return
         if position + 1 == text.size:
@@ -142,7 +140,46 @@ def _decode(
         yield "cancel", line  # which it is if this is where the loop ends
         if is_cancelled():
             return
+
+
+def _is_argmax(session: SequenceModel, gen: Gen) -> bool:
+    """Whether the model can pick the tokens itself: it does so without waiting for the one before to be read here."""
+    sampling = gen.sampling
+    penalties = (sampling.penalty_repeat != 1, sampling.penalty_freq != 0, sampling.penalty_present != 0)
+    return session.picks_greedily and sampling.temperature <= 0 and gen.logprobs is None and not any(penalties)
+
+
+def _picks_of_the_model(
+    session: SequenceModel, gen: Gen, *, text: NDArray[np.int32], start: int, logits: NDArray[np.float32], seed: int,
+    stop_ids: frozenset[int],
+) -> Iterator[TokenLine]:
+    """The first token from the prompt's logits, the others as the model picks them."""
+    first = _sampled(gen, logits[-1], text=text, position=start, seed=seed)
+    yield first
+    for token in session.pick_greedily(first.token, limit=text.size - start - 1, stop_ids=sorted(stop_ids)):
+        yield TokenLine(token)
+
+
+def _picks_of_the_sampler(
+    session: SequenceModel, gen: Gen, *, text: NDArray[np.int32], start: int, logits: NDArray[np.float32], seed: int,
+    stop_ids: frozenset[int],
+) -> Iterator[TokenLine]:
+    """Each token from its logits. It is read into the sequence when the next one is asked for."""
+    for position in range(start, text.size):
+        yield _sampled(gen, logits[-1], text=text, position=position, seed=seed)
         following = session.step(text[position : position + 1], logits="last")
         if following is None:
             raise TypeError("a step with logits gave none")
         logits = following
+
+
+def _sampled(
+    gen: Gen, row: NDArray[np.float32], *, text: NDArray[np.int32], position: int, seed: int
+) -> TokenLine:
+    """The token for a position from its logits f32 [vocab]."""
+    if not np.isfinite(row).all():
+        raise NonFiniteLogits(f"the logits for position {position} are not finite")
+    token = pick(row, gen.sampling, seed=seed, position=position, history=text[:position])
+    if gen.logprobs is None:
+        return TokenLine(token)
+    return TokenLine(token, *log_probabilities(row, token, n_top=gen.logprobs))

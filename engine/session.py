@@ -5,12 +5,12 @@ one thread, but `cancel`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from engine.errors import BadModel, BadToken, ContextExceeded, Internal
+from engine.errors import BadModel, BadToken, ContextExceeded, Internal, NonFiniteLogits
 from engine.gguf import ModelFiles, open_model
 from engine.model.base import Hyper, Tensors
 from engine.model.registry import architecture
@@ -73,6 +73,24 @@ class Session:
         self._state.position += n
         return result if out_rows else None
 
+    @property
+    def picks_greedily(self) -> bool:
+        """Whether the backend can go on by itself: `pick_greedily`."""
+        return hasattr(self._backend, "pick_greedily")
+
+    def pick_greedily(self, token: int, *, limit: int, stop_ids: Sequence[int]) -> Iterator[int]:
+        """Append `token`, yield the argmax, append that, and so on: at most `limit` tokens, a stop token being the last.
+
+        The backend is ahead of the reader: behind the last token one more may have been read into the sequence, which
+        `position` then counts. Raises NonFiniteLogits.
+        """
+        limit = min(limit, self.max_context - self.position)
+        for picked, cells in self._backend.pick_greedily(token, position=self.position, limit=limit, stop_ids=stop_ids):
+            self._state.position = cells
+            if picked < 0:
+                raise NonFiniteLogits(f"the logits for a position before {cells + 1} are not finite")
+            yield picked
+
     def save(self) -> Checkpoint:
         """A checkpoint of the present length."""
         return self._state.save()
@@ -90,7 +108,7 @@ class Session:
         return {
             "arch": self.arch, "context": self.max_context, "vocab": self.vocab_size,
             "eos": ",".join(map(str, self.stop_ids)), "backend": self._backend.name, "isa": self._backend.isa,
-            "pool_workers": self._backend.pool.workers, "kv": "f32", "prefill": self.chunk_size,
+            "pool_workers": self._backend.workers, "kv": self._backend.kv_type, "prefill": self.chunk_size,
             "window_max": self.window_max,
             "weights_mib": sum(tensor.n_bytes for tensor in self._files.tensors.values()) >> 20,
             "state_mib": self._state.n_bytes >> 20, "deterministic": int(self._deterministic)}
@@ -127,8 +145,10 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
     stop_ids = _stop_ids(files, config, stop_tokens, vocab_size)
     chunk = min(config.prefill, context)
 
+    make_backend, usable = _backend_maker(config)
+
     def described(context: int, chunk: int) -> Any:
-        backend = _make_backend(config, context=context, chunk=chunk)
+        backend = make_backend(context, chunk)
         try:
             describe(backend, hyper, tensors)
             tensors.check_all_used(hyper)
@@ -137,24 +157,24 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
             raise
         return backend
 
-    backend = _fitting(described, context, chunk)
+    backend = _fitting(described, context, chunk, usable)
     return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab_size, stop_ids=stop_ids,
                    deterministic=config.deterministic)
 
 
-def _fitting(described: Callable[[int, int], Any], context: int, chunk: int) -> Any:
+def _fitting(described: Callable[[int, int], Any], context: int, chunk: int, usable: Callable[[], int]) -> Any:
     """A backend with the model described to it, if its memory is there. Nothing of it has been touched yet."""
-    needed_bytes, usable = None, usable_bytes()
+    needed_bytes, usable_bytes = None, usable()
     try:
         backend = described(context, chunk)
     except MemoryError:  # the system refuses already to set it aside
         pass
     else:
         needed_bytes = backend.n_bytes
-        if needed_bytes <= usable:
-            pinned = backend.pool.pinned
-            log.info("pool of %d, %s", backend.pool.workers, f"pinned to CPUs {pinned}" if pinned else "not pinned")
-            log.info("memory: %d MiB for state and scratch, %d MiB are available", needed_bytes >> 20, usable >> 20)
+        if needed_bytes <= usable_bytes:
+            for line in backend.plan():
+                log.info("%s", line)
+            log.info("memory: %d MiB are needed, %d MiB are available", needed_bytes >> 20, usable_bytes >> 20)
             backend.prepare()
             return backend
         backend.close()
@@ -165,8 +185,8 @@ def _fitting(described: Callable[[int, int], Any], context: int, chunk: int) -> 
         points.append((measured, small.n_bytes))
         small.close()
     plan = Plan.through(*points)
-    raise does_not_fit(needed_bytes=needed_bytes or plan.bytes_for(context), usable=usable, context=context, chunk=chunk,
-                       plan=plan, plan_chunk=cells)
+    raise does_not_fit(needed_bytes=needed_bytes or plan.bytes_for(context), usable=usable_bytes, context=context,
+                       chunk=chunk, plan=plan, plan_chunk=cells)
 
 
 def _vocab_size(files: ModelFiles, hyper: Hyper, tensors: Tensors) -> int:
@@ -192,11 +212,27 @@ def _stop_ids(files: ModelFiles, config: "EngineConfig", texts: Sequence[str], v
     return tuple(sorted(set(config.eos_ids)))
 
 
-def _make_backend(config: "EngineConfig", *, context: int, chunk: int) -> Any:
-    """The backend that the configuration asks for. Imported here: it brings numba."""
-    if config.backend == "cuda":
-        raise BadModel("--backend cuda: this version computes on the CPU only; use --backend cpu or auto")
+def _backend_maker(config: "EngineConfig") -> tuple[Callable[[int, int], Any], Callable[[], int]]:
+    """(makes a backend for a context and a chunk, says how much memory it may take), as the configuration asks.
+
+    Modules are imported here: they bring numba, or CUDA.
+    """
+    if config.backend != "cpu":
+        from engine.backend.cuda.presence import reason_without
+        missing = reason_without()
+        if missing is None:
+            from engine.backend.cuda.backend import CudaBackend
+            from engine.backend.cuda.device import GpuDevice
+            device = GpuDevice()
+            reserve = config.vram_reserve_mib << 20
+            budget = (config.vram_budget_mib or 1 << 30) << 20
+            return (lambda context, chunk: CudaBackend(device, max_context=context, max_rows=chunk),
+                    lambda: min(device.free_bytes() - reserve, budget))
+        if config.backend == "cuda":
+            raise BadModel(f"--backend cuda: {missing}")
+        log.info("computing on the CPU: %s", missing)
     from engine.backend.cpu import isa
     isa.prepare_numba()
     from engine.backend.cpu.backend import CpuBackend
-    return CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk)
+    return (lambda context, chunk: CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk),
+            usable_bytes)

@@ -52,7 +52,7 @@ class Rows:
 class CpuBackend:
     """Implements `backend.base.Backend`."""
 
-    name = "cpu"
+    name, kv_type = "cpu", "f32"
 
     def __init__(self, *, workers: int, max_context: int, max_rows: int) -> None:
         self.max_context, self.max_rows = max_context, max_rows
@@ -64,7 +64,6 @@ class CpuBackend:
         self.history = self.program.memory((max_context,), np.int32)
         self.state.append(base.StateArray("tokens", self.history, positional=True))
         self.logits: np.ndarray | None = None  # f32 [max rows, vocabulary]
-        self.vocabulary = 0  # rows of the embedding, which bound the tokens
         self._activations: dict[tuple[str, str], tuple[int, tuple[int, int, int, int]]] = {}
         self._ropes: dict[base.Rope, np.ndarray] = {}
         self._unfilled: list[base.Rope] = []
@@ -74,6 +73,16 @@ class CpuBackend:
     def isa(self) -> str:
         """The instruction set that the kernels were generated for."""
         return isa.tier()
+
+    @property
+    def workers(self) -> int:
+        """Threads of the pool."""
+        return self.pool.workers
+
+    def plan(self) -> list[str]:
+        """What the log says of the backend before it takes its memory."""
+        pinned = f"pinned to CPUs {self.pool.pinned}" if self.pool.pinned else "not pinned"
+        return [f"pool of {self.pool.workers}, {pinned}"]
 
     @property
     def n_bytes(self) -> int:
@@ -195,7 +204,6 @@ class CpuBackend:
     # --- blocks ---------------------------------------------------------------------------------------------------
     def embed(self, table: Tensor, *, copies: int = 1, scale: float = 1.0) -> Rows:
         """Embeddings of the window's tokens times `scale`, f32 [T, copies * D]."""
-        self.vocabulary = table.shape[0]
         return self.lookup(table, self.rows("stream", copies * table.shape[1]), copies=copies, scale=scale)
 
     def lookup(self, table: Tensor, out: Rows, *, copies: int = 1, scale: float = 1.0) -> Rows:
@@ -274,7 +282,7 @@ class CpuBackend:
 
     def layer_inputs(self, x: Rows, spec: base.LayerInputs, weights: base.Weights) -> Rows:
         """Every layer's input of its own, f32 [T, layers * width], from the first stream."""
-        shapes.check_layer_inputs(spec, weights, width=x.width, tokens=self.vocabulary)
+        shapes.check_layer_inputs(spec, weights, width=x.width)
         return layer_inputs.make(self, x, spec, weights)
 
     def read_layer_input(self, x: Rows, inputs: Rows, spec: base.LayerInputs, weights: base.Weights, *, layer: int) -> Rows:
