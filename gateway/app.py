@@ -19,6 +19,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.apis.control.handlers import ControlHandlers
 from gateway.apis.control.handlers import error_body as control_error
+from gateway.apis.llamacpp.handlers import LlamaCppHandlers
+from gateway.apis.llamacpp.shapes import error_body as llamacpp_error
 from gateway.apis.openai.handlers import OpenAIHandlers
 from gateway.apis.openai.shapes import error_body as openai_error
 from gateway.config import GatewayConfig
@@ -45,7 +47,19 @@ _TERMINATE_S = 0.7
 
 _UI_HEADERS = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -59,7 +73,7 @@ class Gateway:
         self._gatekeeper = Gatekeeper(config)
         self._active: set[asyncio.Task[object]] = set()
         self._draining = False
-        self._shapes: dict[str, ErrorShape] = {}  # by path
+        self._shapes: dict[str, ErrorShape] = {}  # by route
         self.service = Service(config, source)
         self.application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._middleware()])
         self.application.on_response_prepare.append(self._add_cors)
@@ -74,6 +88,7 @@ class Gateway:
         # An API is its routes and the shape of its errors, which errors of the server on its paths have too.
         for routes, shape in (
             (OpenAIHandlers(self.service).routes(), openai_error),
+            (LlamaCppHandlers(self.service).routes(), llamacpp_error),
             (ControlHandlers(self.service, self._gatekeeper).routes(), control_error),
         ):
             self.application.add_routes(routes)
@@ -131,7 +146,7 @@ class Gateway:
         error = refusal if isinstance(refusal, ApiError) else _as_api_error(request, refusal)
         status = error.status if isinstance(refusal, ApiError) else refusal.status
         headers = {"Retry-After": "2"} if error.status == Unavailable.status else None
-        return json_response(self._shapes.get(request.path, openai_error)(error), status=status, headers=headers)
+        return json_response(self._shapes.get(_route(request), openai_error)(error), status=status, headers=headers)
 
     async def _add_cors(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(self._gatekeeper.cors_headers(request.headers.get("Origin")))
@@ -141,8 +156,7 @@ class Gateway:
         task = asyncio.current_task()
         if task is None:
             return await handler(request)
-        resource = request.match_info.route.resource
-        ROUTE.set(resource.canonical if resource is not None else request.path)
+        ROUTE.set(_route(request))
         self._active.add(task)
         try:
             return await handler(request)
@@ -175,6 +189,12 @@ async def serve(config: GatewayConfig, source: ModelSource) -> None:
 def _address(runner: web.AppRunner, host: str) -> str:
     port = runner.addresses[0][1]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _route(request: web.Request) -> str:
+    """The route's pattern; a path that is no route's stands for itself."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else request.path
 
 
 def _as_api_error(request: web.Request, refusal: web.HTTPException) -> ApiError:

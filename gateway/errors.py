@@ -50,6 +50,14 @@ class ContextLengthExceeded(InvalidRequest):
         )
 
 
+class NotSupported(ApiError):
+    """A whole route that this server, or the model on it, does not do."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
+
+
 class Unauthorized(ApiError):
     status = 401
     type = "authentication_error"

@@ -46,12 +46,13 @@ class ServedModel:
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Render and tokenize; slow for long histories, so call it on a worker thread."""
-        rendered = self._render(request)
+        rendered = self.render(request)
         tokens = self.tokenizer.encode(rendered.text, add_special=True, parse_special=True, break_mark=rendered.break_mark)
         opened = self.tags is not None and rendered.text.rstrip().endswith(self.tags.opening)
         return Prompt(tuple(tokens), opened)
 
-    def _render(self, request: ChatRequest) -> RenderedPrompt:
+    def render(self, request: ChatRequest) -> RenderedPrompt:
+        """The prompt as text, in the first form of the history that the template takes."""
         turns = history.as_sent(request.messages)
         forms = [turns, history.alternating(turns), history.without_system(turns)]
         if history.has_late_system(turns) and not self.template.shows_late_system:

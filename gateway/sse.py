@@ -43,20 +43,21 @@ class EventStream:
         self._response = web.StreamResponse(headers=_HEADERS)
         self.started = False
 
-    async def send(self, data: Any) -> None:
-        """One event with a JSON value."""
+    async def send(self, data: Any, *, event: str | None = None) -> None:
+        """One event with a JSON value, under a name if the API names its events."""
         encoded = msgspec.json.encode(data)
         for raw, escaped in _LINE_ENDS:
             encoded = encoded.replace(raw, escaped)
-        await self._write(b"data: " + encoded + b"\n\n")
+        name = b"" if event is None else b"event: " + event.encode() + b"\n"
+        await self._write(name + b"data: " + encoded + b"\n\n")
 
     async def keep_alive(self) -> None:
         """A comment: resets timeouts on the way, and no client reads it."""
         await self._write(b": keep-alive\n\n")
 
-    async def finish(self) -> web.StreamResponse:
-        """The last event and the end of the response."""
-        await self._write(b"data: [DONE]\n\n")
+    async def finish(self, *, mark: bool = True) -> web.StreamResponse:
+        """The end of the response, with OpenAI's mark for it unless the API has none."""
+        await self._write(b"data: [DONE]\n\n" if mark else b"")
         await self._response.write_eof()
         return self._response
 

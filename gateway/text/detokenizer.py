@@ -19,6 +19,11 @@ class Detokenizer:
         self._visible = frozenset(visible)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def in_character(self) -> bool:
+        """Whether bytes of an unfinished character are held."""
+        return bool(self._decoder.getstate()[0])
+
     def feed(self, token: int) -> str:
         """The text that became complete with this token."""
         if token in self._visible:

@@ -70,6 +70,20 @@ class Tokenizer:
             ids.insert(0, bos)
         return ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that encodes to these ids, control tokens spelled out."""
+        vocabulary = self.vocabulary
+        prefixed = vocabulary.model == "llama" and vocabulary.adds_space_prefix
+        specials = frozenset(vocabulary.specials)
+        pieces = []
+        after_special = True
+        for token in ids:
+            piece = vocabulary.piece_bytes(token)
+            # The blank that encoding puts in front of a fragment is not part of the text.
+            pieces.append(piece.removeprefix(b" ") if prefixed and after_special else piece)
+            after_special = token in specials
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def _cut(self, text: str, *, parse_special: bool) -> Sequence[int | str]:
         """The text as special ids and the plain pieces between them. Longer special texts are cut out first."""
         parts: list[int | str] = [text] if text else []

@@ -59,14 +59,14 @@ class Vocabulary:
     def _is_harmony(self) -> bool:
         return "<|return|>" in self.ids and "<|call|>" in self.ids
 
-    def _id_of(self, key: str) -> int | None:
-        """The id under one metadata key, if it names a token."""
+    def named_id(self, key: str) -> int | None:
+        """The id that the file gives under `tokenizer.ggml.KEY`, if it names a token."""
         value = self._metadata.get(key)
         return value if isinstance(value, int) and 0 <= value < len(self.tokens) else None
 
     @cached_property
     def bos_id(self) -> int | None:
-        found = self._id_of("bos_token_id")
+        found = self.named_id("bos_token_id")
         if found is None and "bos_token_id" not in self._metadata:
             default = {"llama": 1, "gpt2": 11}.get(self.model)
             return default if default is not None and default < len(self.tokens) else None
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def eos_id(self) -> int | None:
-        found = self._id_of("eos_token_id")
+        found = self.named_id("eos_token_id")
         if found is None and "eos_token_id" not in self._metadata:
             default = {"llama": 2, "gpt2": 11}.get(self.model)
             return default if default is not None and default < len(self.tokens) else None
@@ -125,6 +125,11 @@ class Vocabulary:
             return bytes([self._byte_of[character] for character in text])
         except KeyError:  # a normal token that is not spelled in the byte alphabet stands for its own text
             return text.encode()
+
+    def piece_bytes(self, token: int) -> bytes:
+        """The same, but a control token is spelled out: what a token looks like on its own."""
+        known = 0 <= token < len(self.tokens)
+        return self.tokens[token].encode() if known and self.is_control(token) else self.token_bytes(token)
 
 
 def _texts(value: Any, key: str) -> Sequence[str]:
