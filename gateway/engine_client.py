@@ -171,7 +171,7 @@ class Run:
             if isinstance(item, Interrupted):  # it came too late for the request that it was meant for
                 continue
             log.warning("engine %d: %r came between requests", self._process.number, item)
-        self.entry.start()
+        self.entry.start(has_vram=self._process.info.get("backend") != "cpu")
         try:
             async with asyncio.timeout(self._patience.allowance_s):
                 await self._process.send(self._gen)

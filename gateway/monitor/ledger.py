@@ -84,6 +84,7 @@ class LiveRequest:
     """One request from its arrival to its end."""
 
     def __init__(self, number: int, *, route: str, prompt_tokens: int) -> None:
+        self.has_vram = True  # whether hits and lookups mean anything
         self.number = number
         self._route = route
         self._prompt_tokens = prompt_tokens
@@ -116,8 +117,9 @@ class LiveRequest:
         """Prompt tokens that the engine has read so far, those from its cache left out."""
         return max((self._prompt_done or 0) - (self._reused or 0), 0)
 
-    def start(self) -> None:
-        """It is its turn."""
+    def start(self, *, has_vram: bool) -> None:
+        """It is its turn. Without VRAM nothing can be looked up there."""
+        self.has_vram = has_vram
         self._started_s = time.monotonic()
         self.phase = "prompt"
 
@@ -150,6 +152,8 @@ class LiveRequest:
         now_s = self._ended_s or time.monotonic()
         done = self.done
         figures = {} if done is None else {name: getattr(done, name) for name in _DONE_FIELDS}
+        if not self.has_vram:
+            figures |= {"hits": None, "lookups": None}
         return RequestRecord(
             number=self.number,
             route=self._route,
@@ -230,6 +234,8 @@ class Ledger:
         totals.prompt_tokens += done.prompt_read
         totals.prompt_queries += done.prompt
         for name in ("reused", *_DONE_FIELDS):
+            if name in ("hits", "lookups") and not request.has_vram:
+                continue
             setattr(totals, name, getattr(totals, name) + getattr(done, name))
 
 

@@ -30,7 +30,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 class MachineReading(msgspec.Struct, frozen=True, kw_only=True):
     """The machine now."""
 
-    cpu: float  # 0..1 of all cores since the reading before
+    cpu: float | None  # 0..1 of all cores since the reading before
     cores: int
     ram_used_mib: int
     ram_total_mib: int
@@ -49,14 +49,16 @@ class Machine:
         self._own = psutil.Process()
         self._engine: psutil.Process | None = None
         self._nvml = _open_nvml()
-        psutil.cpu_percent()  # the first call has nothing to compare with
+        self._cpu_s = _cpu_seconds()  # psutil's own differences are kept apart for every thread
 
     def read(self, engine_pid: int | None) -> MachineReading:
         """Everything at once."""
         memory = psutil.virtual_memory()
+        before, self._cpu_s = self._cpu_s, _cpu_seconds()
+        busy_s, all_s = self._cpu_s[0] - before[0], self._cpu_s[1] - before[1]
         rss_mib, cpu, read_bytes = self._read_engine(engine_pid)
         return MachineReading(
-            cpu=round(psutil.cpu_percent() / 100, 4),
+            cpu=round(min(max(busy_s / all_s, 0.0), 1.0), 4) if all_s > 0 else None,
             cores=self._cores,
             ram_used_mib=(memory.total - memory.available) >> 20,
             ram_total_mib=memory.total >> 20,
@@ -92,6 +94,15 @@ class Machine:
         if nvml is None:
             return None
         return tuple(_read_gpu(nvml, index, handle, engine_pid) for index, handle in enumerate(_handles(nvml)))
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """Busy and all processor seconds since the system began."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    # The time of guests is in that of their hosts' users already.
+    all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return all_s - idle_s, all_s
 
 
 def _read_bytes(process: psutil.Process) -> int | None:

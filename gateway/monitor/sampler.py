@@ -30,7 +30,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_per_s: float
     tokens_per_s: float
     waiting: int
-    cpu: float
+    cpu: float | None
     ram_used_mib: int
     engine_rss_mib: int | None
     gpu_load: tuple[float | None, ...] | None

@@ -79,7 +79,7 @@ def test_the_page_says_why_there_is_no_engine(start_gateway: Callable[..., Gatew
         async with browser_page(tmp_path / "profile") as page:
             await page.open(gateway.url)
             await page.until("document.querySelector('#state').dataset.state === 'failed'")
-            assert await page.run("document.querySelector('#notice').textContent") == "needs 9 GiB, has 4"
+            assert await page.run("document.querySelector('#notice').textContent") == "Needs 9 GiB, has 4"
             assert await page.run("document.querySelector('#send').disabled")
 
     asyncio.run(main())
