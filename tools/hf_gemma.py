@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4ForCausalLM
 
 from tools.random_model import RandomModel
 
@@ -26,12 +28,31 @@ _NAMES = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+    "inp_gate.weight": "per_layer_input_gate.weight",
+    "proj.weight": "per_layer_projection.weight",
+    "post_norm.weight": "post_per_layer_input_norm.weight",
+}
+_GLOBAL_NAMES = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "per_layer_token_embd.weight": "embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "per_layer_projection_norm.weight",
 }
 
 
 def run(model: RandomModel, tokens: np.ndarray, *, steps: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Logits f32 [tokens, vocabulary], `steps` greedy ids i32, and the least margin between the best two logits of one."""
-    network = {"gemma3": _gemma3}[model.architecture](model)
+    network = {"gemma3": _gemma3, "gemma4": _gemma4}[model.architecture](model)
     ids = torch.tensor(tokens.astype(np.int64))[None]
     with torch.no_grad():
         out = network(ids, use_cache=True)
@@ -70,14 +91,50 @@ def _gemma3(model: RandomModel) -> torch.nn.Module:
     return _loaded(Gemma3ForCausalLM(config), state)
 
 
+def _gemma4(model: RandomModel) -> torch.nn.Module:
+    s, meta = model.sizes, {key.removeprefix("gemma4."): value for key, value in model.metadata.items()}
+    experts = {"enable_moe_block": True, "num_experts": s.experts, "top_k_experts": s.experts_used,
+               "moe_intermediate_size": s.ff, "intermediate_size": s.shared_ff} if s.experts else {
+               "intermediate_size": s.ff, "use_double_wide_mlp": True}  # fmt: skip
+    factors = model.tensors["rope_freqs.weight"]
+    config = Gemma4TextConfig(
+        vocab_size=s.vocab,
+        vocab_size_per_layer_input=s.vocab,
+        hidden_size=s.width,
+        hidden_size_per_layer_input=s.layer_input,
+        num_hidden_layers=s.layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        num_global_key_value_heads=s.full_kv_heads,
+        head_dim=s.head_dim,
+        global_head_dim=s.full_head_dim,
+        attention_k_eq_v=bool(s.experts),
+        num_kv_shared_layers=s.shared_layers,
+        sliding_window=s.window,
+        layer_types=[_SLIDING if slides else _FULL for slides in meta["attention.sliding_window_pattern"]],
+        max_position_embeddings=meta["context_length"],
+        rms_norm_eps=meta["attention.layer_norm_rms_epsilon"],
+        final_logit_softcapping=meta["final_logit_softcapping"],
+        rope_parameters={
+            _SLIDING: {"rope_type": "default", "rope_theta": meta["rope.freq_base_swa"]},
+            _FULL: {"rope_type": "proportional", "partial_rotary_factor": float((factors == 1).mean()),
+                    "rope_theta": s.rope_base},
+        },
+        pad_token_id=None,
+        **experts,
+    )  # fmt: skip
+    return _loaded(Gemma4ForCausalLM(config), _checkpoint(model.tensors))
+
+
 def _checkpoint(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """GGUF tensors under the names of a checkpoint, values as they are."""
-    out = {"model.embed_tokens.weight": tensors["token_embd.weight"], "model.norm.weight": tensors["output_norm.weight"],
-           "lm_head.weight": tensors.get("output.weight", tensors["token_embd.weight"])}  # fmt: skip
+    out = {"lm_head.weight": tensors.get("output.weight", tensors["token_embd.weight"])}
     for name, x in tensors.items():
         if name.startswith("blk."):
             _, layer, rest = name.split(".", 2)
             out[f"model.layers.{layer}.{_NAMES[rest]}"] = x
+        elif name in _GLOBAL_NAMES:
+            out[f"model.{_GLOBAL_NAMES[name]}"] = x
     return out
 
 

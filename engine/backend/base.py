@@ -124,6 +124,18 @@ class NgramTable:
 
 
 @dataclass(frozen=True)
+class LayerInputs:
+    """A vector of `width` for every token and layer, that the layer reads behind its halves.
+
+    Weights: table (of tokens) projection (of the first stream) norm; of one layer gate output norm."""
+
+    layers: int
+    width: int
+    tokens: int  # rows of the table
+    eps: float
+
+
+@dataclass(frozen=True)
 class StateArray:
     """One piece of a sequence's state.
 
@@ -172,5 +184,9 @@ class Backend(Protocol):
     def hyper_write(self, streams: Any, y: Any, inject: Any) -> Any: ...
 
     def ngram(self, streams: Any, spec: NgramTable, weights: Weights) -> Any: ...
+
+    def layer_inputs(self, x: Any, spec: LayerInputs, weights: Weights) -> Any: ...
+
+    def read_layer_input(self, x: Any, inputs: Any, spec: LayerInputs, weights: Weights, *, layer: int) -> Any: ...
 
     def head(self, x: Any, weight: Tensor, *, scale: float = 1.0, soft_cap: float = 0.0) -> None: ...

@@ -6,7 +6,7 @@ weight of another shape is a BadModel that names the tensor and what was expecte
 
 from collections.abc import Mapping
 
-from engine.backend.base import Attention, DeltaNet, HyperConnection, Moe, NgramTable, Rope, Weights
+from engine.backend.base import Attention, DeltaNet, HyperConnection, LayerInputs, Moe, NgramTable, Rope, Weights
 from engine.errors import BadModel, Internal
 
 Shape = tuple[int, ...]  # numpy order, rows first
@@ -83,6 +83,17 @@ def check_ngram(spec: NgramTable, weights: Weights, *, width: int) -> None:
     _check(weights, {
         "table": (rows, spec.row_width), "key": (width, gathered), "value": (width // spec.streams, gathered),
         "norm_key": (width,), "norm_query": (width,), "norm_conv": (width,), "conv": (width, spec.conv_taps)})
+
+
+def check_layer_inputs(spec: LayerInputs, weights: Weights, *, width: int) -> None:
+    """What makes the inputs of all layers out of f32 [T, width]."""
+    every = spec.layers * spec.width
+    _check(weights, {"table": (spec.tokens, every), "projection": (every, width), "norm": (spec.width,)})
+
+
+def check_layer_input_reader(spec: LayerInputs, weights: Weights, *, width: int) -> None:
+    """What reads a layer's input with the stream f32 [T, width] at hand."""
+    _check(weights, {"gate": (spec.width, width), "output": (width, spec.width), "norm": (width,)})
 
 
 def _check_groups(spec: Moe, name: str) -> None:

@@ -131,6 +131,13 @@ class Tensors:
         return self.get("output.weight") or self["token_embd.weight"]
 
 
+def float_values(tensor: Tensor, count: int) -> tuple[float, ...]:
+    """The `count` values of a small F32 tensor, for what is a number in a description and a tensor in the file."""
+    if tensor.shape != (count,) or tensor.format.name != "F32":
+        raise BadModel(f"{tensor.name}: expected F32 ({count},), found {tensor.format.name} {tensor.shape}")
+    return tuple(tensor.data.view("<f4").tolist())
+
+
 @dataclass(frozen=True)
 class Architecture:
     """An entry of the registry."""

@@ -3,12 +3,13 @@
 from types import MappingProxyType
 
 from engine.errors import BadModel
-from engine.model import gemma3, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from engine.model import gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
 from engine.model.base import Architecture
 
 ARCHITECTURES = MappingProxyType({
     "llama": Architecture(llama.describe),
     "gemma3": Architecture(gemma3.describe),
+    "gemma4": Architecture(gemma4.describe),
     "gpt-oss": Architecture(gpt_oss.describe),
     "granitemoe": Architecture(granitemoe.describe),
     "olmoe": Architecture(olmoe.describe),

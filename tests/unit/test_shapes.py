@@ -12,7 +12,7 @@ from packs.manifest import resolve_model
 from tools.make_tiny_gguf import write_model
 from tools.random_model import random_model
 
-ARCHITECTURES = ("llama", "llama-moe", "qwen3moe", "qwen4exp")
+ARCHITECTURES = ("gemma4", "gemma4-dense", "llama", "llama-moe", "qwen3moe", "qwen4exp")
 ROWS_ARE_FREE = ("token_embd.weight", "per_layer_token_embd.weight")  # more of them are only never asked for
 
 
@@ -39,6 +39,8 @@ def test_every_tensor_has_its_rows_checked(tmp_path, arch):
         if name not in ROWS_ARE_FREE:
             more = replace(model, tensors=model.tensors | {name: np.concatenate([x, x])})
             assert name in _refusal(tmp_path, more)
+        if len(x) == 1:
+            continue
         fewer = replace(model, tensors=model.tensors | {name: x[:max(1, len(x) // 2)]})
         if not (name == "token_embd.weight" and model.sizes.tied):
             assert "weight" in _refusal(tmp_path, fewer) or name in _refusal(tmp_path, fewer)

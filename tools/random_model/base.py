@@ -34,6 +34,11 @@ class Sizes:
     tied: bool = False
     shared_ff: int = 0  # of the shared expert, or of the dense FFN beside the experts
     window: int = 0  # cells that a sliding layer sees
+    # gemma4 only
+    full_kv_heads: int = 0  # of layers that see everything
+    full_head_dim: int = 0
+    shared_layers: int = 0  # the last ones, which read the caches of others
+    layer_input: int = 0  # width of what a layer gets for each token
     # qwen4exp only
     ssm_key_heads: int = 0
     ssm_value_heads: int = 0

@@ -41,13 +41,13 @@ def _clamped_swiglu(gate, up):
 
 
 _KINDS = MappingProxyType({"swiglu": _swiglu, "geglu": _geglu, "clamped_swiglu": _clamped_swiglu})
-GATE, UP, OUT, WIDTH, PER_TOKEN, GATE_BIAS, UP_BIAS, IDS = range(8)
+GATE, UP, OUT, WIDTH, PER_TOKEN, GATE_BIAS, UP_BIAS, IDS, UP_ROW = range(9)
 combine = None  # given by `specialise`
 BIASED = False
 
 
 def activate(arguments, window, counter, worker):
-    """out = activation(gate, up), rows [T * per token, width].
+    """out = activation(gate, up), rows [T * per token, width]; those of up are UP_ROW bytes apart.
 
     Biased: f32 [experts, width] are added to both first; ids i32 [T * per token] tell the expert of a row.
     """
@@ -57,7 +57,7 @@ def activate(arguments, window, counter, worker):
         row = take(counter)
         if row >= slot(window, WINDOW_ROWS) * slot(arguments, PER_TOKEN):
             return
-        gate, up = slot(arguments, GATE) + 4 * row * width, slot(arguments, UP) + 4 * row * width
+        gate, up = slot(arguments, GATE) + 4 * row * width, slot(arguments, UP) + row * slot(arguments, UP_ROW)
         out, expert = slot(arguments, OUT) + 4 * row * width, 0
         if BIASED:
             expert = simd.load_i32(slot(arguments, IDS) + 4 * row)

@@ -6,7 +6,7 @@ from math import log
 from engine.backend.base import Attention, Rope, Yarn
 from engine.errors import BadModel
 from engine.gguf import Tensor
-from engine.model.base import Hyper, Tensors
+from engine.model.base import Hyper, Tensors, float_values
 
 _PROJECTIONS = {"q": "attn_q.weight", "k": "attn_k.weight", "v": "attn_v.weight", "output": "attn_output.weight"}
 _OPTIONAL = {"q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v.bias", "output_bias": "attn_output.bias",
@@ -28,8 +28,8 @@ def attention_spec(hyper: Hyper, tensors: Tensors, *, adjacent: bool) -> Attenti
 
 def rope_spec(hyper: Hyper, dims: int, *, adjacent: bool, factors: Tensor | None = None) -> Rope:
     """Rotation of `dims` dimensions, scaled as the file says."""
-    if dims % 2 or (factors is not None and factors.shape != (dims // 2,)):
-        raise BadModel(f"{hyper.arch}.rope.dimension_count: {dims} dimensions cannot be rotated in pairs by these factors")
+    if dims % 2:
+        raise BadModel(f"{hyper.arch}.rope.dimension_count: {dims} dimensions cannot be rotated in pairs")
     kind = hyper.text("rope.scaling.type", "linear")
     factor = hyper.number("rope.scaling.factor", 0.0) or hyper.number("rope.scale_linear", 0.0) or 1.0
     if kind not in ("none", "linear", "yarn") or factor <= 0:
@@ -40,7 +40,7 @@ def rope_spec(hyper: Hyper, dims: int, *, adjacent: bool, factors: Tensor | None
         yarn = Yarn(hyper.integer("rope.scaling.original_context_length", hyper.integer("context_length")),
                     (1 + 0.1 * log(max(factor, 1.0))) * hyper.number("rope.scaling.attn_factor", 1.0))
     return Rope(dims, hyper.number("rope.freq_base", 10000.0), adjacent,
-                tuple(factors.data.view("<f4").tolist()) if factors is not None else (), 1 / stretch, yarn)
+                float_values(factors, dims // 2) if factors is not None else (), 1 / stretch, yarn)
 
 
 def sliding_layers(hyper: Hyper, period: int) -> list[bool]:

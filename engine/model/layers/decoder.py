@@ -12,7 +12,7 @@ from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
 from engine.model.layers.attention import attention_weights
 
-_DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
+DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
 _SHARED = {"gate_shared": "ffn_gate_shexp.weight", "up_shared": "ffn_up_shexp.weight", "down_shared": "ffn_down_shexp.weight"}
 _SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 
@@ -61,7 +61,7 @@ def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer
     x = backend.add(x, y, scale=layer.residual_scale)
     normed = backend.norm(x, norms["ffn"], eps=eps)
     if layer.moe is None:
-        y = backend.feed_forward(normed, tensors.block(number, _DENSE), activation=layer.activation)
+        y = backend.feed_forward(normed, tensors.block(number, DENSE), activation=layer.activation)
     else:
         y = backend.moe(normed, layer.moe, {**routed_experts(tensors, number), **shared_expert(tensors, number)})
     if layer.post_norms:

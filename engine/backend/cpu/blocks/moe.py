@@ -92,7 +92,7 @@ def activate(b, gate, up, name: str, kind: base.Activation, *, biases=None):
     gate_bias, up_bias, ids = biases or (None, None, None)
     b.program.add(activations.activation_function(kind, biased=biases is not None), {
         activations.GATE: gate.address, activations.UP: up.address, activations.OUT: out.address,
-        activations.WIDTH: gate.width, activations.PER_TOKEN: gate.per_token,
+        activations.WIDTH: gate.width, activations.PER_TOKEN: gate.per_token, activations.UP_ROW: up.row_bytes,
         activations.GATE_BIAS: b.vector(gate_bias) if gate_bias else 0,
         activations.UP_BIAS: b.vector(up_bias) if up_bias else 0,
         activations.IDS: ids.ctypes.data if ids is not None else 0})
