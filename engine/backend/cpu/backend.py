@@ -13,8 +13,8 @@ from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
 from engine.backend.cpu.program import Program, float_bits
-from engine.backend.rotation import rotation_table
 from engine.backend.cpu.values import float_array
+from engine.backend.rotation import rotation_table
 from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
 
