@@ -70,6 +70,22 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Mla:
+    """Attention over compressed cells: one latent vector, of which every head's keys and values are projections, and a rotated
+    part of the key that all heads share. Weights: q, or q_a q_a_norm q_b; kv_a kv_a_norm output; k_b [heads, latent, content]
+    and v_b [heads, value, latent], or kv_b with the rows of every head's keys, then of its values."""
+
+    heads: int
+    latent: int
+    content_dim: int  # of a head's query, the part without position
+    value_dim: int
+    rope: Rope  # of the part with position; all its dimensions turn
+    scale: float
+    eps: float
+    query_rank: int = 0  # of the narrow layer that queries go through, if they do
+
+
+@dataclass(frozen=True)
 class DeltaNet:
     """Gated delta rule. Weights: qkv z beta alpha a dt conv norm output. Value head j reads key head j mod key_heads."""
 
@@ -168,6 +184,8 @@ class Backend(Protocol):
     def key_value_cache(self, spec: Attention, name: str) -> Any: ...
 
     def attention(self, x: Any, spec: Attention, weights: Weights, *, cache: Any = None) -> Any: ...
+
+    def mla(self, x: Any, spec: Mla, weights: Weights) -> Any: ...
 
     def delta_net(self, x: Any, spec: DeltaNet, weights: Weights) -> Any: ...
 

@@ -6,7 +6,7 @@ weight of another shape is a BadModel that names the tensor and what was expecte
 
 from collections.abc import Mapping
 
-from engine.backend.base import Attention, DeltaNet, HyperConnection, LayerInputs, Moe, NgramTable, Rope, Weights
+from engine.backend.base import Attention, DeltaNet, HyperConnection, LayerInputs, Mla, Moe, NgramTable, Rope, Weights
 from engine.errors import BadModel, Internal
 
 Shape = tuple[int, ...]  # numpy order, rows first
@@ -34,6 +34,21 @@ def check_attention(spec: Attention, weights: Weights, *, width: int) -> None:
             "indexer_q": (index.heads * index.dim, width), "indexer_k": (index.dim, width),
             "indexer_q_norm": (index.dim,), "indexer_k_norm": (index.dim,)}
     _check(weights, expected)
+
+
+def check_mla(spec: Mla, weights: Weights, *, width: int) -> None:
+    """Attention over compressed cells whose input is f32 [T, width]."""
+    heads, latent, turned = spec.heads, spec.latent, spec.rope.dims
+    name = weights["kv_a"].name
+    if min(heads, latent, spec.content_dim, spec.value_dim) < 1:
+        raise BadModel(f"{name}: {heads} heads of {spec.content_dim} and {turned} values over {latent} do not go together")
+    _check_rope(spec.rope, turned, name)
+    query, rank = heads * (spec.content_dim + turned), spec.query_rank
+    _check(weights, {
+        "q": (query, width), "q_a": (rank, width), "q_a_norm": (rank,), "q_b": (query, rank),
+        "kv_a": (latent + turned, width), "kv_a_norm": (latent,), "k_b": (heads, latent, spec.content_dim),
+        "v_b": (heads, spec.value_dim, latent), "kv_b": (heads * (spec.content_dim + spec.value_dim), latent),
+        "output": (width, heads * spec.value_dim)})
 
 
 def check_delta_net(spec: DeltaNet, weights: Weights, *, width: int) -> None:

@@ -53,6 +53,13 @@ class Hyper:
             raise BadModel(f"{self.arch}.{key}: expected a text, found {value!r}"[:200])
         return value
 
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise BadModel(f"{self.arch}.{key}: expected true or false, found {value!r}"[:200])
+        return value
+
     def is_array(self, key: str) -> bool:
         """Whether the file gives an array for it."""
         value = self._files.metadata.get(f"{self.arch}.{key}")

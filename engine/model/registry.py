@@ -3,11 +3,12 @@
 from types import MappingProxyType
 
 from engine.errors import BadModel
-from engine.model import gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from engine.model import deepseek2, gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
 from engine.model.base import Architecture
 
 ARCHITECTURES = MappingProxyType({
     "llama": Architecture(llama.describe),
+    "deepseek2": Architecture(deepseek2.describe),
     "gemma3": Architecture(gemma3.describe),
     "gemma4": Architecture(gemma4.describe),
     "gpt-oss": Architecture(gpt_oss.describe),

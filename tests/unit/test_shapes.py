@@ -12,7 +12,7 @@ from packs.manifest import resolve_model
 from tools.make_tiny_gguf import write_model
 from tools.random_model import random_model
 
-ARCHITECTURES = ("gemma4", "gemma4-dense", "llama", "llama-moe", "qwen3moe", "qwen4exp")
+ARCHITECTURES = ("deepseek2", "deepseek2-lite", "gemma4", "gemma4-dense", "llama", "llama-moe", "qwen3moe", "qwen4exp")
 ROWS_ARE_FREE = ("token_embd.weight", "per_layer_token_embd.weight")  # more of them are only never asked for
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from tools.random_model import gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from tools.random_model import deepseek2, gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
 from tools.random_model.base import RandomModel, Sizes, Weights
 from tools.random_model.qwen4exp import ngram_multipliers, primes_from
 from tools.small_vocabulary import vocabulary_metadata
@@ -16,6 +16,8 @@ from tools.small_vocabulary import vocabulary_metadata
 RECIPES = MappingProxyType({
     "llama": llama.DENSE,
     "llama-moe": llama.MOE,
+    "deepseek2": deepseek2.RECIPE,
+    "deepseek2-lite": deepseek2.LITE,
     "gemma3": gemma3.RECIPE,
     "gemma4": gemma4.EXPERTS,
     "gemma4-dense": gemma4.DENSE,

@@ -39,6 +39,10 @@ class Sizes:
     full_head_dim: int = 0
     shared_layers: int = 0  # the last ones, which read the caches of others
     layer_input: int = 0  # width of what a layer gets for each token
+    # deepseek2 only; head_dim counts the rotated part
+    latent: int = 0  # what a cell holds for all heads
+    query_rank: int = 0  # 0: queries come straight from the stream
+    value_dim: int = 0
     # qwen4exp only
     ssm_key_heads: int = 0
     ssm_value_heads: int = 0

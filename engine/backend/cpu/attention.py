@@ -11,7 +11,7 @@ from engine.backend.cpu import simd, vecmath
 from engine.backend.cpu.kernel import WINDOW_POSITION, WINDOW_ROWS, float_slot, slot, specialise, take
 
 (QUERY, QUERY_TOKEN, QUERY_HEAD, HEADS, QUERY_PER_KEY, HEAD_DIM, VALUE_DIM, KEYS, VALUES, KEY_HEAD, VALUE_HEAD, SCALE, GATE,
- OUT, CELLS, CELLS_TOKEN, SCRATCH, SCRATCH_BYTES, WINDOW, SINKS) = range(20)
+ OUT, CELLS, CELLS_TOKEN, SCRATCH, SCRATCH_BYTES, WINDOW, SINKS, VALUE_CELL) = range(21)
 SPARSE = False  # given by `specialise`
 
 
@@ -19,12 +19,13 @@ def attention(arguments, window, counter, worker):
     """out[t, head, :] = sum over cells of softmax(q · k * scale) v, times sigmoid(gate) where there is one.
 
     Sinks f32 [heads] (0: none) are one more score of the softmax, without a value. Window: how many cells a token sees.
-    Keys and values: f32 [kv heads, context, dim]. The gate stands behind each query head, GATE bytes on (0: none).
+    Keys and values: f32 [kv heads, context, dim]; from one value to the next it is VALUE_CELL bytes. The gate stands behind
+    each query head, GATE bytes on (0: none).
     Cells, if sparse: i32 [T, 1 + n], their number first.
     """
     heads, dim, value_dim = slot(arguments, HEADS), slot(arguments, HEAD_DIM), slot(arguments, VALUE_DIM)
     scores = slot(arguments, SCRATCH) + worker * slot(arguments, SCRATCH_BYTES)
-    scale = float_slot(arguments, SCALE)
+    scale, value_cell = float_slot(arguments, SCALE), slot(arguments, VALUE_CELL)
     while True:
         item = take(counter)
         if item >= slot(window, WINDOW_ROWS) * heads:
@@ -37,7 +38,7 @@ def attention(arguments, window, counter, worker):
         n = slot(window, WINDOW_POSITION) + t + 1
         if not SPARSE:
             hidden = max(0, n - slot(arguments, WINDOW))
-            keys, values, n = keys + 4 * hidden * dim, values + 4 * hidden * value_dim, n - hidden
+            keys, values, n = keys + 4 * hidden * dim, values + hidden * value_cell, n - hidden
         cells = slot(arguments, CELLS) + t * slot(arguments, CELLS_TOKEN)
         if SPARSE:
             n = simd.load_i32(cells)
@@ -70,7 +71,7 @@ def attention(arguments, window, counter, worker):
                 if SPARSE:
                     cell = simd.load_i32(cells + 4 + 4 * i)
                 p = simd.splat_f32(simd.load_f32(scores + 4 * i))
-                v = values + 4 * (cell * value_dim + c)
+                v = values + cell * value_cell + 4 * c
                 a0 = simd.add_f32(a0, simd.mul_f32(p, simd.load_f32x16(v)))
                 a1 = simd.add_f32(a1, simd.mul_f32(p, simd.load_f32x16(v + 64)))
                 a2 = simd.add_f32(a2, simd.mul_f32(p, simd.load_f32x16(v + 128)))
@@ -86,7 +87,7 @@ def attention(arguments, window, counter, worker):
                 cell = i
                 if SPARSE:
                     cell = simd.load_i32(cells + 4 + 4 * i)
-                a = a + simd.load_f32(scores + 4 * i) * simd.load_f32(values + 4 * (cell * value_dim + c))
+                a = a + simd.load_f32(scores + 4 * i) * simd.load_f32(values + cell * value_cell + 4 * c)
             simd.store_f32(out + 4 * c, a / total)
         if slot(arguments, GATE) != 0:
             for c in range(value_dim):

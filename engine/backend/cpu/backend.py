@@ -3,12 +3,15 @@
 Owns the program, the sequence state's arrays and the tokens' block; the caller owns positions. One thread drives it.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from engine.backend import base, shapes
 from engine.backend.cpu import isa, matmul, quantize, rows, unpack
 from engine.backend.cpu.block_format import ACTIVATION_SHAPES
-from engine.backend.cpu.blocks import attention, delta_net, hyper, layer_inputs, moe, ngram
+from engine.backend.cpu.blocks import attention, delta_net, hyper, layer_inputs, mla, moe, ngram
 from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
@@ -66,7 +69,7 @@ class CpuBackend:
         self.logits: np.ndarray | None = None  # f32 [max rows, vocabulary]
         self._activations: dict[tuple[str, str], tuple[int, tuple[int, int, int, int]]] = {}
         self._ropes: dict[base.Rope, np.ndarray] = {}
-        self._unfilled: list[base.Rope] = []
+        self._unfilled: list[Callable[[], None]] = []
         self._vectors: dict[str, int] = {}
 
     @property
@@ -111,16 +114,22 @@ class CpuBackend:
         """Address of cosines and sines, f32 [context, 2, dims / 2], which `prepare` fills."""
         if rope not in self._ropes:
             self._ropes[rope] = self.program.memory((self.max_context, 2, rope.dims // 2))
-            self._unfilled.append(rope)
+            self.later(partial(self._fill_rope_table, rope))
         return int(self._ropes[rope].ctypes.data)
+
+    def _fill_rope_table(self, rope: base.Rope) -> None:
+        for start in range(0, self.max_context, _TABLE_SLICE):  # angles of all positions at once would be large
+            positions = range(start, min(start + _TABLE_SLICE, self.max_context))
+            self._ropes[rope][start:positions.stop] = rotation_table(rope, positions)
+
+    def later(self, fill: Callable[[], None]) -> None:
+        """Have `prepare` write something into the memory of the description."""
+        self._unfilled.append(fill)
 
     def prepare(self) -> None:
         """Fill the tables. Until then a description takes no memory, so that it can be weighed before it does."""
         while self._unfilled:
-            rope = self._unfilled.pop()
-            for start in range(0, self.max_context, _TABLE_SLICE):  # angles of all positions at once would be large
-                positions = range(start, min(start + _TABLE_SLICE, self.max_context))
-                self._ropes[rope][start:positions.stop] = rotation_table(rope, positions)
+            self._unfilled.pop()()
 
     # --- operations -----------------------------------------------------------------------------------------------
     def written(self, x: Rows) -> Rows:
@@ -250,6 +259,11 @@ class CpuBackend:
         """f32 [T, D]; makes the layer's cache unless one is given."""
         shapes.check_attention(spec, weights, width=x.width)
         return attention.attention(self, x, spec, weights, cache)
+
+    def mla(self, x: Rows, spec: base.Mla, weights: base.Weights) -> Rows:
+        """f32 [T, D]; makes the layer's cache of compressed cells."""
+        shapes.check_mla(spec, weights, width=x.width)
+        return mla.mla(self, x, spec, weights)
 
     def delta_net(self, x: Rows, spec: base.DeltaNet, weights: base.Weights) -> Rows:
         """f32 [T, D]; makes the layer's recurrent state."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.backend.base import Activation, Attention, Backend, Moe
+from engine.backend.base import Activation, Attention, Backend, Mla, Moe
 from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
 from engine.model.layers.attention import attention_weights
+from engine.model.layers.mla import mla_weights
 
 DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
 _SHARED = {"gate_shared": "ffn_gate_shexp.weight", "up_shared": "ffn_up_shexp.weight", "down_shared": "ffn_down_shexp.weight"}
@@ -21,7 +22,7 @@ _SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 class DecoderLayer:
     """What one layer is."""
 
-    attention: Attention
+    attention: Attention | Mla
     moe: Moe | None = None  # None: a dense feed-forward
     activation: Activation = "swiglu"  # of a dense one
     head_norms: bool = False  # queries and keys are normed
@@ -54,8 +55,11 @@ def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer
     norms = tensors.block(number, {"attention": "attn_norm.weight", "ffn": f"{layer.ffn_norm}.weight"})
     posts = tensors.block(number, {"attention": "post_attention_norm.weight", "ffn": "post_ffw_norm.weight"}
                           if layer.post_norms else {})
-    weights = attention_weights(tensors, number, head_norms=layer.head_norms)
-    y = backend.attention(backend.norm(x, norms["attention"], eps=eps), layer.attention, weights)
+    normed = backend.norm(x, norms["attention"], eps=eps)
+    if isinstance(layer.attention, Mla):
+        y = backend.mla(normed, layer.attention, mla_weights(tensors, number))
+    else:
+        y = backend.attention(normed, layer.attention, attention_weights(tensors, number, head_norms=layer.head_norms))
     if layer.post_norms:
         y = backend.norm(y, posts["attention"], eps=eps)
     x = backend.add(x, y, scale=layer.residual_scale)

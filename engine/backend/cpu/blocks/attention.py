@@ -43,6 +43,7 @@ def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache 
         kernels.HEAD_DIM: spec.head_dim, kernels.VALUE_DIM: spec.value_dim,
         kernels.KEYS: cache.keys.ctypes.data, kernels.VALUES: cache.values.ctypes.data,
         kernels.KEY_HEAD: cache.keys[0].nbytes, kernels.VALUE_HEAD: cache.values[0].nbytes,
+        kernels.VALUE_CELL: 4 * spec.value_dim,
         kernels.SCALE: float_bits(spec.scale), kernels.GATE: 4 * spec.head_dim if spec.gated else 0,
         kernels.OUT: mixed.address,
         kernels.CELLS: cells.ctypes.data if cells is not None else 0,
