@@ -71,6 +71,88 @@ def test_the_page(gateway: GatewayProcess, tmp_path: Path) -> None:
     assert gateway.received()[-1].startswith("GEN")
 
 
+def test_conversations(gateway: GatewayProcess, tmp_path: Path) -> None:
+    async def scenario(page: Page) -> None:
+        gateway.play(["text", "one", 0], ["done", "stop"])
+        await page.write("first question")
+        await page.until(f"{LAST}.querySelector('.text').textContent === 'one' && {DONE}")
+
+        # edit and send again: what came after is gone, and the engine gets the new text
+        gateway.play(["text", "two", 0], ["done", "stop"])
+        await page.run("document.querySelector('.turn.user button').click()")
+        await page.run("document.querySelector('.edit').value = 'better question'")
+        await page.run("document.querySelector('.edit-form').requestSubmit()")
+        await page.until(f"{LAST}.querySelector('.text').textContent === 'two' && {DONE}")
+        assert await page.run("document.querySelectorAll('.turn').length") == 2
+        assert await page.run("document.querySelector('.turn.user .text').textContent") == "better question"
+
+        # kept over a reload, with its figures; another one begins empty
+        await page.open(gateway.url + "/?again")
+        await page.until(READY)
+        assert await page.run("document.querySelectorAll('.turn').length") == 0
+        await page.run("document.querySelector('.conversation .open').click()")
+        assert await page.run(f"{LAST}.querySelector('.text').textContent") == "two"
+        assert "% cached" in await page.run(f"{LAST}.querySelector('.figures').textContent")
+        await page.run("document.querySelector('.new-chat').click()")
+        assert await page.run("document.querySelectorAll('.turn').length") == 0
+
+        # forgotten only after a question
+        await page.run("document.querySelector('.conversation .forget').click()")
+        await page.until("document.querySelector('#confirm').open")
+        await page.run("document.querySelector('#confirm-yes').click()")
+        await page.until("document.querySelectorAll('.conversation').length === 0")
+        assert page.errors == []
+
+    in_browser(gateway, tmp_path, scenario)
+
+
+def test_settings_reach_the_engine(gateway: GatewayProcess, tmp_path: Path) -> None:
+    async def scenario(page: Page) -> None:
+        gateway.play(["text", "x", 0], ["done", "stop"])
+        for field, value in (("temperature", "0.5"), ("top-k", "7"), ("seed", "42"), ("max-tokens", "9"), ("stop", "END")):
+            await page.run(f"document.querySelector('#{field}').value = '{value}'")
+        await page.write("q")
+        await page.until(DONE)
+        await page.run("document.querySelector('#tools').value = '[{'")
+        await page.write("q")
+        await page.until(f"{LAST} && !{LAST}.querySelector('.failure').hidden")
+        assert page.errors == []
+
+    in_browser(gateway, tmp_path, scenario)
+    (line,) = [line for line in gateway.received() if line.startswith("GEN")]
+    assert {"temperature=0.5", "top_k=7", "seed=42"} <= set(line.split())
+    assert line.startswith("GEN 9 ")
+
+
+def test_the_progress_of_a_prompt(gateway: GatewayProcess, tmp_path: Path) -> None:
+    async def scenario(page: Page) -> None:
+        gateway.play(["progress", 6, 12], ["sleep", 60], ["done", "stop"])
+        await page.write("a long prompt")
+        bar = f"{LAST}.querySelector('.waiting')"
+        await page.until(f"{LAST} && {bar}.textContent.includes('6 of') && {bar}.getAttribute('aria-valuenow') > 0")
+        await page.run("document.querySelector('#send').click()")
+        await page.until(DONE)
+        assert await page.run(f"{bar}.hidden")
+
+    in_browser(gateway, tmp_path, scenario)
+
+
+def test_a_key_is_asked_for(start_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> None:
+    gateway = start_gateway("--api-key", "k")
+    gateway.wait_ready()
+
+    async def scenario(page: Page) -> None:
+        await page.until("document.querySelector('#notice').textContent.includes('API key')")
+        await page.run("location.hash = '#monitor'")
+        await page.until("!document.querySelector('#monitor-locked').hidden")
+        await page.run("document.querySelector('#api-key').value = 'k'")
+        await page.run("document.querySelector('#api-key').dispatchEvent(new Event('change', {bubbles: true}))")
+        await page.until("document.querySelector('#monitor-locked').hidden")
+        await page.until("document.querySelector('#engine-facts').textContent.includes('4,096 tokens')")
+
+    in_browser(gateway, tmp_path / "profile", scenario)
+
+
 def test_the_page_says_why_there_is_no_engine(start_gateway: Callable[..., GatewayProcess], tmp_path: Path) -> None:
     script = '{"start": [["line", "ERR bad_model fatal=1 needs 9 GiB, has 4"], ["crash", 1]]}'
     gateway = start_gateway(script=script)
