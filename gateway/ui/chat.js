@@ -80,6 +80,8 @@ export class Chat extends EventTarget {
     Object.assign(this, { api, feed, settings, conversations });
     this.id = conversations.create();
     $("scroller").addEventListener("scroll", () => this.#noteScroll(), { passive: true });
+    const observer = new ResizeObserver(() => this.#follow());
+    for (const id of ["scroller", "turns"]) observer.observe($(id));
   }
 
   get running() {

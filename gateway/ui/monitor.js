@@ -117,12 +117,13 @@ export class Monitor {
     const activity = status?.activity;
     const reading = activity?.phase === "prompt";
     const share = reading && activity.prompt_tokens ? (activity.prompt_done ?? 0) / activity.prompt_tokens : 0;
-    setText($("now-text"), status === null ? UNKNOWN : !activity ? (this.#feed.requests.length ? "Idle, the last request was" : "Idle") : reading ? "Reading a prompt" : "Writing a reply");
+    setText($("now-text"), status === null ? UNKNOWN : !activity ? "Idle" : reading ? "Reading a prompt" : "Writing a reply");
     $("now-bar").style.width = `${activity ? (reading ? share * 100 : 100) : 0}%`;
     $("now-bar").classList.toggle("moving", Boolean(activity) && !reading);
     $("now-progress").setAttribute("aria-valuenow", String(Math.round(share * 100)));
     const waiting = ["In the queue", status ? `${number(status.queue.waiting)} of at most ${number(status.queue.limit)}` : null];
     const last = this.#feed.requests.at(-1);
+    setText($("now-caption"), !activity && last ? `The last request came at ${clock(last.began_unix_s)}` : "");
     if (!activity && !last) return facts($("now-facts"), [waiting]);
     const shown = activity ?? last;
     const speed = reading ? shown.prompt_tokens_per_s : shown.tokens_per_s;
@@ -131,7 +132,7 @@ export class Monitor {
       ["From the cache", isKnown(shown.reused) ? `${number(shown.reused)} tokens` : null],
       ["Written", `${number(shown.generated)} tokens`],
       ["Speed", isKnown(speed) ? `${rate(speed)} tokens/s` : null],
-      activity ? ["Time", duration(shown.total_s)] : ["Time, at", `${duration(shown.total_s)}, ${clock(shown.began_unix_s)}`],
+      ["Time", duration(shown.total_s)],
       waiting,
     ]);
   }

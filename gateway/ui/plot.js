@@ -87,6 +87,7 @@ export class Plot {
       for (const [time, value] of run) context.lineTo(x(time), y(value));
       if (run.length === 1) context.arc(x(run[0][0]), y(run[0][1]), 1.5, 0, 7);
       context.stroke();
+      if (run.length === 1) continue;
       context.lineTo(x(run.at(-1)[0]), base);
       context.lineTo(x(run[0][0]), base);
       context.globalAlpha = 0.1;
