@@ -17,6 +17,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from gateway.apis.anthropic.handlers import AnthropicHandlers
+from gateway.apis.anthropic.shapes import error_body as anthropic_error
 from gateway.apis.control.handlers import ControlHandlers
 from gateway.apis.control.handlers import error_body as control_error
 from gateway.apis.llamacpp.handlers import LlamaCppHandlers
@@ -36,6 +38,7 @@ log = logging.getLogger("gateway")
 ErrorShape = Callable[[ApiError], dict[str, Any]]
 
 MAX_BODY_BYTES = 32 << 20
+_TRY_LATER = frozenset({503, 529})  # statuses of a server that cannot serve a request now
 _UI = Path(__file__).parent / "ui"
 
 # The drain: together well under five seconds.
@@ -88,6 +91,7 @@ class Gateway:
         # An API is its routes and the shape of its errors, which errors of the server on its paths have too.
         for routes, shape in (
             (OpenAIHandlers(self.service).routes(), openai_error),
+            (AnthropicHandlers(self.service).routes(), anthropic_error),
             (LlamaCppHandlers(self.service).routes(), llamacpp_error),
             (ControlHandlers(self.service, self._gatekeeper).routes(), control_error),
         ):
@@ -145,7 +149,7 @@ class Gateway:
         """The error as JSON in the shape of the API whose path it is."""
         error = refusal if isinstance(refusal, ApiError) else _as_api_error(request, refusal)
         status = error.status if isinstance(refusal, ApiError) else refusal.status
-        headers = {"Retry-After": "2"} if error.status == Unavailable.status else None
+        headers = {"Retry-After": "2"} if error.status in _TRY_LATER else None
         return json_response(self._shapes.get(_route(request), openai_error)(error), status=status, headers=headers)
 
     async def _add_cors(self, request: web.Request, response: web.StreamResponse) -> None:

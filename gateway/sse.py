@@ -72,14 +72,18 @@ class EventStream:
             raise ConnectionResetError(f"the client read nothing for {_WRITE_TIMEOUT_S:g} s") from None
 
 
-async def with_pauses(source: AsyncGenerator[Item, None], pause_s: float) -> AsyncGenerator[Item | None, None]:
-    """The items of `source`, and None whenever it has said nothing for `pause_s`."""
+async def with_pauses(
+    source: AsyncGenerator[Item, None], pause_s: float, *, first_pause_s: float | None = None
+) -> AsyncGenerator[Item | None, None]:
+    """The items of `source`, and None whenever it has said nothing for `pause_s`; the first None may come at another time."""
     pending: asyncio.Task[Item] | None = None
+    wait_s = pause_s if first_pause_s is None else first_pause_s
     try:
         while True:
             if pending is None:
                 pending = asyncio.ensure_future(anext(source))
-            done, _ = await asyncio.wait({pending}, timeout=pause_s)
+            done, _ = await asyncio.wait({pending}, timeout=wait_s)
+            wait_s = pause_s
             if not done:
                 yield None
                 continue
