@@ -37,6 +37,7 @@ class Tensor:
     shard: int  # index into ModelFiles.paths
     offset: int  # of the first byte in that file
     data: np.ndarray  # uint8 [*shape[:-1], row_bytes]
+    scale: "Tensor | None" = None  # of a matrix: its products are multiplied by this one value, or by one an expert
 
 
 class ModelFiles:

@@ -4,7 +4,7 @@ Knows GGUF names and nothing of processors.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.backend.base import Backend
@@ -99,7 +99,10 @@ def _is_integer(value: object) -> bool:
 
 
 class Tensors:
-    """The tensors of one file by name; a missing one is a BadModel that names it. Notes which were asked for."""
+    """The tensors of one file by name; a missing one is a BadModel that names it. Notes which were asked for.
+
+    A matrix `X.weight` comes with the factor of its products, `X.scale`, if the file has one.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -114,7 +117,15 @@ class Tensors:
     def get(self, name: str) -> Tensor | None:
         """The tensor, or None."""
         self._asked.add(name)
-        return self._tensors.get(name)
+        found = self._tensors.get(name)
+        stem = name.removesuffix(".weight")
+        scale = self._tensors.get(f"{stem}.scale")
+        if found is None or scale is None or stem == name or len(found.shape) < 2:
+            return found
+        if scale.shape != (found.shape[:-2] or (1,)):
+            return found  # it is something else, which the architecture asks for, or nobody
+        self._asked |= {scale.name, f"{stem}.input_scale"}  # the latter says how another engine rounds activations
+        return replace(found, scale=scale)
 
     def check_all_used(self, hyper: Hyper) -> None:
         """Raise BadModel if a description left a tensor of the trunk out: what it means would be missing from the text."""
@@ -163,4 +174,7 @@ def routed_experts(tensors: Tensors, layer: int) -> dict[str, Tensor]:
     fused = tensors.get(f"blk.{layer}.ffn_gate_up_exps.weight") is not None
     first = {"gate_up_exps": "ffn_gate_up_exps.weight"} if fused else {
         "gate_exps": "ffn_gate_exps.weight", "up_exps": "ffn_up_exps.weight"}
-    return tensors.block(layer, {**_ROUTER, **first}, _ROUTER_EXTRAS)
+    found = tensors.block(layer, {**_ROUTER, **first}, _ROUTER_EXTRAS)
+    if "down_exps_scale" in found:  # which is applied where routes are added up, and not twice
+        found["down_exps"] = replace(found["down_exps"], scale=None)
+    return found

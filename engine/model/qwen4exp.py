@@ -163,7 +163,7 @@ def expert_weights(hyper: Hyper, tensors: Tensors, layer: int, width: int) -> di
     shared = _of_layer(hyper, "expert_shared_feed_forward_length", layer)
     inner = {"gate_up_exps": 2 * hidden, "gate_exps": hidden, "up_exps": hidden}
     expected = {"router": (n, width), "down_exps": (n, width, hidden), **{role: (n, k, width) for role, k in inner.items()}}
-    weights(tensors, {role: (tensor.name, *expected[role]) for role, tensor in routed.items()})
+    weights(tensors, {role: (routed[role].name, *shape) for role, shape in expected.items() if role in routed})
     return {**routed, **weights(tensors, {
         "gate_shared": (f"{block}ffn_gate_shexp.weight", shared, width),
         "up_shared": (f"{block}ffn_up_shexp.weight", shared, width),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,7 @@ def test_a_scale_beside_a_weight_multiplies_the_result(name):
     weight, x = random_weight(name, ROWS, columns), random_inputs(columns)
     with Product(weight) as product:
         plain = product.run(x)
-    with Product(weight, scale=float_tensor("a.scale", [-0.3])) as product:
+    with Product(replace(weight, scale=float_tensor("a.scale", [-0.3]))) as product:
         for n in (1, TOKENS):
             assert np.array_equal(product.run(x[:n]), plain[:n] * np.float32(-0.3))
     experts = random_weight(name, 3, ROWS, columns)
@@ -79,7 +80,7 @@ def test_a_scale_beside_a_weight_multiplies_the_result(name):
     factors = np.array([2.5, -0.1, 0], np.float32)
     with Product(experts, used=2) as product:
         plain = product.run(x, routes=routes)
-    with Product(experts, used=2, scale=float_tensor("b.scale", factors)) as product:
+    with Product(replace(experts, scale=float_tensor("b.scale", factors)), used=2) as product:
         assert np.array_equal(product.run(x, routes=routes), plain * factors[routes.reshape(-1), None])
 
 
@@ -87,7 +88,7 @@ def test_a_scale_beside_a_weight_multiplies_the_result(name):
 def test_a_scale_of_another_size_is_refused(shape, count):
     weight = random_weight("NVFP4", *shape, columns_of("NVFP4"))
     with pytest.raises(BadModel, match=r"c.scale: its shape is"):
-        Product(weight, used=2 if len(shape) > 1 else 0, scale=float_tensor("c.scale", np.ones(count)))
+        Product(replace(weight, scale=float_tensor("c.scale", np.ones(count))), used=2 if len(shape) > 1 else 0)
 
 
 @pytest.mark.parametrize(("name", "error"), [("IQ4_NL", 0.1), ("IQ4_XS", 0.1), ("NVFP4", 0.11), ("MXFP4", 0.13)])

@@ -162,9 +162,8 @@ class CpuBackend:
         return self._activations[key]
 
     def linear(self, x: Rows, weight: Tensor, out: Rows, *, bias: Tensor | None = None, groups: tuple[int, int] | None = None,
-               first_row: int = 0, row_range: tuple[int, int] | None = None, out_row: int = 0, barrier: bool = True,
-               scale: Tensor | None = None) -> Rows:
-        """out = scale · x · weightᵀ (+ bias); scale has one value, or one an expert.
+               first_row: int = 0, row_range: tuple[int, int] | None = None, out_row: int = 0, barrier: bool = True) -> Rows:
+        """out = x · weightᵀ (+ bias), where the weight has a scale times that.
 
         groups: addresses of the plan and its pairs, for weights [experts, rows, columns]; row_range: only these rows of the
         matrix; first_row: window slot that says which rows of x are wanted, written to out from row 0 on.
@@ -175,6 +174,7 @@ class CpuBackend:
         start, stop = row_range or (0, weight.shape[-2])
         if row_range is None and stop != out.width:
             raise BadModel(f"{weight.name}: has {stop} rows, expected {out.width}")
+        scale = weight.scale
         if scale is not None and scale.shape != (weight.shape[:-2] or (1,)):
             raise BadModel(f"{scale.name}: its shape is {scale.shape}, expected {weight.shape[:-2] or (1,)}")
         name, row_bytes = weight.format.name, weight.data.shape[-1]
@@ -219,6 +219,8 @@ class CpuBackend:
         """out = rows of a table for the window's tokens, `copies` times side by side, times `scale`."""
         if table.format.name not in unpack.FORMATS and table.format.name not in WEIGHT_BYTES:
             raise BadModel(f"{table.name}: the format {table.format.name} has no kernel on the CPU")
+        if table.scale is not None:
+            raise BadModel(f"{table.scale.name}: a table that is looked up has no products to scale")
         self.program.add(rows.embed_function(table.format.name), {
             rows.EMBED_TOKENS: self.tokens.ctypes.data, rows.EMBED_TABLE: self.program.keep(table.data),
             rows.EMBED_ROW_BYTES: table.data.shape[1], rows.EMBED_WIDTH: table.shape[1], rows.EMBED_OUT: out.address,

@@ -9,6 +9,8 @@ from engine.gguf import Tensor
 def float_array(tensor: Tensor) -> np.ndarray:
     """A float tensor as a contiguous f32 array of its own shape."""
     name = tensor.format.name
+    if tensor.scale is not None:
+        raise BadModel(f"{tensor.scale.name}: these values are not multiplied as a matrix, so none scales them")
     if name == "F32":
         values = np.ascontiguousarray(tensor.data).view(np.float32)
     elif name == "F16":

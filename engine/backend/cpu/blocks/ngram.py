@@ -34,6 +34,8 @@ def gather(b, spec: base.NgramTable, table):
     heads, name = len(spec.head_sizes), table.format.name
     if name not in unpack.FORMATS and name not in float_matmul.WEIGHT_BYTES:
         raise BadModel(f"{table.name}: the format {name} has no kernel on the CPU")
+    if table.scale is not None:
+        raise BadModel(f"{table.scale.name}: a table that is looked up has no products to scale")
     out = b.rows("ngram_rows", heads * spec.row_width)
     multipliers, sizes, offsets = (
         b.program.keep(np.array(values, np.int64)) for values in (spec.multipliers, spec.head_sizes, spec.head_offsets))
