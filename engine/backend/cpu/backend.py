@@ -127,9 +127,10 @@ class CpuBackend:
         self._unfilled.append(fill)
 
     def prepare(self) -> None:
-        """Fill the tables. Until then a description takes no memory, so that it can be weighed before it does."""
+        """Fill the tables and compile. Until then a description costs nothing, so that it can be weighed before it does."""
         while self._unfilled:
             self._unfilled.pop()()
+        self.program.compile()
 
     # --- operations -----------------------------------------------------------------------------------------------
     def written(self, x: Rows) -> Rows:

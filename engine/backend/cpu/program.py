@@ -19,6 +19,7 @@ from engine.backend.cpu.kernel import (
     compile_kernel,
 )
 from engine.backend.cpu.pool import Pool
+from engine.errors import Internal
 
 _ALIGNMENT = 64
 
@@ -45,8 +46,9 @@ class Program:
     window: np.ndarray = field(default_factory=lambda: allocate((WINDOW_SLOTS,), np.int64))
     kept: list[np.ndarray] = field(default_factory=list)  # whatever an address in an argument points to
     named: dict[str, np.ndarray] = field(default_factory=dict)
-    rows: list[tuple[int, int, int]] = field(default_factory=list)
-    table: np.ndarray | None = None  # int64 [n, 3], once sealed
+    rows: list[tuple[Callable, int, int]] = field(default_factory=list)  # kernel, address of its arguments, barrier
+    sealed: bool = False
+    table: np.ndarray | None = None  # int64 [n, 3], once compiled
     n_bytes: int = 0  # of all memory given out; what was not touched yet is not taken from the system yet
 
     def memory(self, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
@@ -77,20 +79,27 @@ class Program:
 
     def add(self, function: Callable, arguments: dict[int, int], *, barrier: bool = True) -> None:
         """Record a kernel. Without a barrier the next one may start before this one has ended."""
+        if self.sealed:
+            raise Internal(f"{function.__name__}: the program is complete already")
         slots = self.memory((max(arguments) + 1,), np.int64)
         for index, value in arguments.items():
             slots[index] = value
-        self.rows.append((compile_kernel(function).address, slots.ctypes.data, int(barrier)))
+        self.rows.append((function, slots.ctypes.data, int(barrier)))
 
     def seal(self) -> None:
-        """No more operations: build the table. The last one ends with a barrier."""
-        table = np.array(self.rows, np.int64).reshape(-1, 3)
-        table[-1, 2] = 1
-        self.table = table
-        self.counters = allocate((len(table), 8), np.int64)
+        """No more operations. Nothing is compiled yet, so that a description can be weighed, and dropped, at once."""
+        self.sealed = True
+
+    def compile(self) -> None:
+        """Compile the kernels and build the table, once. The last operation ends with a barrier."""
+        if self.table is None:
+            table = np.array([(compile_kernel(function).address, *rest) for function, *rest in self.rows], np.int64)
+            table[-1, 2] = 1
+            self.table, self.counters = table, allocate((len(table), 8), np.int64)
 
     def run(self, *, rows: int, position: int, out_first: int, out_rows: int) -> bool:
         """Run a window; False if it was cancelled on the way."""
+        self.compile()
         self.window[WINDOW_ROWS], self.window[WINDOW_POSITION] = rows, position
         self.window[WINDOW_OUT_FIRST], self.window[WINDOW_OUT_ROWS] = out_first, out_rows
         return self.pool.run(self.table, self.window, self.counters)
