@@ -20,9 +20,14 @@ ARCHITECTURES = MappingProxyType({
     "qwen4exp": Architecture(qwen4exp.describe),
 })
 
+# Files that hold no model: heads that propose tokens to another one, and read its caches. What they belong to.
+DRAFT_HEADS = MappingProxyType({"gemma4-assistant": "gemma4"})
+
 
 def architecture(name: str) -> Architecture:
-    """The entry for a name; an unknown one is a BadModel that lists what there is."""
+    """The entry for a name; an unknown one is a BadModel that lists what there is, a draft head one that says what it is."""
+    if name in DRAFT_HEADS:
+        raise BadModel(f"the architecture {name!r} is a draft head of {DRAFT_HEADS[name]} models: it cannot run alone")
     if name not in ARCHITECTURES:
         raise BadModel(f"the architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
