@@ -27,7 +27,7 @@ struct alignas(16) Word4 { u32 x, y, z, w; };
 DEVICE int lane_id() { return threadIdx.x & 31; }
 template <class V> DEVICE V shuffle(V v, int lane) { return __shfl_sync(0xFFFFFFFFu, v, lane); }
 template <class V> DEVICE V shuffle_xor(V v, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, v, mask); }
-DEVICE u32 ballot(bool b) { return __ballot_sync(0xFFFFFFFFu, b); }
+DEVICE u32 warp_ballot(bool b) { return __ballot_sync(0xFFFFFFFFu, b); }
 DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE void block_barrier() { __syncthreads(); }
 

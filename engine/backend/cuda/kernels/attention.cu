@@ -1,0 +1,218 @@
+// Attention of a window: norm and rotation of queries and keys, the new cells into the cache, and attention split over the
+// cells. Block (split, kv head, token); of a token's blocks the one that ends last puts the parts together.
+//
+// A token's own window is not in the cache yet: blocks that need its cells make them from the projections, rounded as the
+// cache rounds, and the blocks of the last token write them.
+#include "heads.cuh"
+#include "window.cuh"
+
+#ifndef DIM
+#define DIM 128     // of a key head
+#define VALUE_DIM 128
+#endif
+#ifndef HEADS_A_KEY
+#define HEADS_A_KEY 8
+#endif
+
+static constexpr int TILE = 64;    // cells of a tile
+static constexpr int WINDOW_MAX = 8;
+static constexpr int GROUP = HEADS_A_KEY;
+#define LEAST (-1e30f)  // a score that no cell has: nothing seen yet
+
+struct AttentionArguments {
+    const Window* window;
+    const float *query, *key, *value;  // [T, heads * query_stride], [T, kv heads * DIM], [T, kv heads * VALUE_DIM]; key and
+    i64 query_stride;                  // value may be null (the layer reads another's cache) or the same; floats of a head
+    const float *query_norm, *key_norm;  // [DIM], or null
+    i64 value_norm, pre_normed;          // values are normed without a weight; query and key are normed already
+    double eps, scale;
+    const float* rope;  // [context, 2, rotary / 2], or null
+    i64 rotary, adjacent, gate;  // a gate of VALUE_DIM stands behind each query head
+    u16 *keys, *values;          // the cache, f16 [kv heads, context, DIM] and [kv heads, context, VALUE_DIM]
+    i64 kv_heads, context, sliding;  // sliding: cells that a token sees, 0: all
+    const float* sinks;              // [heads], or null
+    const i32* cells;                // [T, cells_stride]: their number, then cells in ascending order; or null
+    i64 cells_stride, least_split;   // cells of the smallest split
+    float *parts, *part_sums;        // [T, kv heads, splits, GROUP, VALUE_DIM] and [.., GROUP, 2]: greatest score and sum
+    u32* arrived;                    // [T, kv heads]
+    float* out;                      // [T, heads * VALUE_DIM]
+};
+
+KERNEL(attention, 256, AttentionArguments) {
+    constexpr int WARPS = 8;
+    const int lane = lane_id(), warp = threadIdx.x / 32, splits = gridDim.x;
+    const int split = blockIdx.x, head = blockIdx.y, t = blockIdx.z;
+    SHARED float query[GROUP * DIM];
+    SHARED u16 new_keys[WINDOW_MAX * DIM], new_values[WINDOW_MAX * VALUE_DIM];
+    SHARED float scores[GROUP * TILE];
+    SHARED float tops[GROUP], sums[GROUP], factors[GROUP];
+    SHARED float work[WARPS * (DIM > VALUE_DIM ? DIM : VALUE_DIM)];
+    SHARED u32 place_in_line;
+    await_previous_kernel();
+    let_next_kernel_start();
+    const int rows = (int)a.window->rows;
+    if (t >= rows) return;
+    const i64 before = a.window->position, position = before + t;
+    const i32* cells = a.cells != nullptr ? a.cells + t * a.cells_stride : nullptr;
+    const i64 seen = cells != nullptr ? cells[0] : position + 1;
+    const i64 hidden = cells == nullptr && a.sliding > 0 && seen > a.sliding ? seen - a.sliding : 0;
+    i64 length = (seen - hidden + splits - 1) / splits;
+    length = (length < a.least_split ? a.least_split : length + TILE - 1) / TILE * TILE;
+    const int active = (int)((seen - hidden + length - 1) / length);
+    const bool writes = t == rows - 1 && a.key != nullptr && split == 0;
+    if (split >= active) return;
+    const i64 first = hidden + split * length, last = first + length < seen ? first + length : seen;
+
+    // new cells, where this block reads or writes some: the tail of what a token sees lies in the last split
+    const bool needs_new = a.key != nullptr && (split == active - 1 || cells != nullptr || before < last);
+    if (needs_new || writes)
+        for (int i = warp; i < 2 * rows; i += WARPS) {
+            const int cell = i / 2;
+            float* y = work + warp * (DIM > VALUE_DIM ? DIM : VALUE_DIM);
+            if (i % 2 == 0) {
+                const float* angles = a.rope != nullptr ? a.rope + (before + cell) * a.rotary : nullptr;
+                place(a.key + (cell * a.kv_heads + head) * DIM, y, DIM, a.pre_normed ? nullptr : a.key_norm, false, (float)a.eps, angles, (int)a.rotary, a.adjacent);
+                for (int k = lane; k < DIM; k += 32) new_keys[cell * DIM + k] = float_to_half(y[k]);
+                if (writes)
+                    for (int k = lane; k < DIM; k += 32) a.keys[(head * a.context + before + cell) * DIM + k] = new_keys[cell * DIM + k];
+            } else {
+                place(a.value + (cell * a.kv_heads + head) * VALUE_DIM, y, VALUE_DIM, nullptr, a.value_norm, (float)a.eps, nullptr, 0, false);
+                for (int k = lane; k < VALUE_DIM; k += 32) new_values[cell * VALUE_DIM + k] = float_to_half(y[k]);
+                if (writes)
+                    for (int k = lane; k < VALUE_DIM; k += 32) a.values[(head * a.context + before + cell) * VALUE_DIM + k] = new_values[cell * VALUE_DIM + k];
+            }
+            warp_barrier();
+        }
+    for (int h = warp; h < GROUP; h += WARPS) {
+        const float* angles = a.rope != nullptr ? a.rope + position * a.rotary : nullptr;
+        const i64 from = (t * a.kv_heads * GROUP + head * GROUP + h) * a.query_stride;
+        place(a.query + from, query + h * DIM, DIM, a.pre_normed ? nullptr : a.query_norm, false, (float)a.eps, angles, (int)a.rotary, a.adjacent);
+        for (int k = lane; k < DIM; k += 32) query[h * DIM + k] = mul(query[h * DIM + k], (float)a.scale);
+    }
+    for (int h = threadIdx.x; h < GROUP; h += blockDim.x) tops[h] = LEAST, sums[h] = 0.0f;
+    block_barrier();
+
+    // a thread sums up for one pair of value columns the heads of its share
+    constexpr int PAIRS = VALUE_DIM / 2, SHARES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, PASSES = (PAIRS + 255) / 256;
+    constexpr int HEADS_A_SHARE = (GROUP + SHARES - 1) / SHARES;
+    float mix[PASSES][HEADS_A_SHARE][2];
+    for (int p = 0; p < PASSES; ++p)
+        for (int h = 0; h < HEADS_A_SHARE; ++h) mix[p][h][0] = mix[p][h][1] = 0.0f;
+    const int share = threadIdx.x / PAIRS % SHARES, pair = threadIdx.x % (PAIRS < 256 ? PAIRS : 256);
+
+    for (i64 tile = first; tile < last; tile += TILE) {
+        const int count = (int)(last - tile < TILE ? last - tile : TILE);
+        // scores: eight lanes a cell, four cells a warp at once
+        const int part = lane % 8;
+        for (int c0 = 4 * warp; c0 < TILE; c0 += 4 * WARPS) {
+            const int c = c0 + lane / 8;
+            float dots[GROUP];
+#pragma unroll
+            for (int h = 0; h < GROUP; ++h) dots[h] = 0.0f;
+            if (c < count) {
+                const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
+                const bool is_new = a.key != nullptr && cell >= before;
+                const u16* k = is_new ? new_keys + (cell - before) * DIM : a.keys + (head * a.context + cell) * DIM;
+                for (int i = 8 * part; i < DIM; i += 64) {
+                    const Word4 word = *(const Word4*)(k + i);
+                    const u32 words[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+                    for (int e = 0; e < 8; ++e) {
+                        const float v = half_to_float((u16)(words[e / 2] >> (16 * (e % 2))));
+#pragma unroll
+                        for (int h = 0; h < GROUP; ++h) dots[h] = fmaf(query[h * DIM + i + e], v, dots[h]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < GROUP; ++h) {
+                float v = dots[h];
+                v += shuffle_xor(v, 1), v += shuffle_xor(v, 2), v += shuffle_xor(v, 4);
+                if (part == h % 8 && c < count) scores[h * TILE + c] = v;
+            }
+        }
+        block_barrier();
+        for (int h = warp; h < GROUP; h += WARPS) {
+            float top = LEAST;
+            for (int c = lane; c < count; c += 32) top = fmaxf(top, scores[h * TILE + c]);
+            top = fmaxf(warp_max(top), tops[h]);
+            float sum = 0.0f;
+            for (int c = lane; c < count; c += 32) {
+                const float e = expf(scores[h * TILE + c] - top);
+                scores[h * TILE + c] = e;
+                sum += e;
+            }
+            sum = warp_sum(sum);
+            const float factor = expf(tops[h] - top);
+            warp_barrier();
+            if (lane == 0) factors[h] = factor, sums[h] = sums[h] * factor + sum, tops[h] = top;
+        }
+        block_barrier();
+        if (threadIdx.x < PAIRS * SHARES || PASSES > 1)
+            for (int p = 0; p < PASSES; ++p) {
+                const int column = 2 * (pair + 256 * p);
+                if (column >= VALUE_DIM) continue;
+#pragma unroll
+                for (int h = 0; h < HEADS_A_SHARE; ++h)
+                    if (share * HEADS_A_SHARE + h < GROUP) {
+                        mix[p][h][0] *= factors[share * HEADS_A_SHARE + h];
+                        mix[p][h][1] *= factors[share * HEADS_A_SHARE + h];
+                    }
+#pragma unroll 4
+                for (int c = 0; c < count; ++c) {
+                    const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
+                    const bool is_new = a.key != nullptr && cell >= before;
+                    const u16* v = is_new ? new_values + (cell - before) * VALUE_DIM : a.values + (head * a.context + cell) * VALUE_DIM;
+                    const u32 two = *(const u32*)(v + column);
+                    const float low = half_to_float((u16)two), high = half_to_float((u16)(two >> 16));
+#pragma unroll
+                    for (int h = 0; h < HEADS_A_SHARE; ++h)
+                        if (share * HEADS_A_SHARE + h < GROUP) {
+                            const float e = scores[(share * HEADS_A_SHARE + h) * TILE + c];
+                            mix[p][h][0] = fmaf(e, low, mix[p][h][0]);
+                            mix[p][h][1] = fmaf(e, high, mix[p][h][1]);
+                        }
+                }
+            }
+        block_barrier();
+    }
+
+    const i64 group = t * a.kv_heads + head;
+    float* parts = a.parts + (group * splits + split) * GROUP * VALUE_DIM;
+    if (threadIdx.x < PAIRS * SHARES || PASSES > 1)
+        for (int p = 0; p < PASSES; ++p)
+            for (int h = 0; h < HEADS_A_SHARE; ++h) {
+                const int column = 2 * (pair + 256 * p), which = share * HEADS_A_SHARE + h;
+                if (column >= VALUE_DIM || which >= GROUP) continue;
+                parts[which * VALUE_DIM + column] = mix[p][h][0];
+                parts[which * VALUE_DIM + column + 1] = mix[p][h][1];
+            }
+    for (int h = threadIdx.x; h < GROUP; h += blockDim.x) {
+        float* pair_of_sums = a.part_sums + ((group * splits + split) * GROUP + h) * 2;
+        pair_of_sums[0] = tops[h], pair_of_sums[1] = sums[h];
+    }
+    fence();
+    block_barrier();
+    if (threadIdx.x == 0) place_in_line = atomic_add(a.arrived + group, 1u);
+    block_barrier();
+    if (place_in_line != (u32)active - 1) return;
+    fence();
+    if (threadIdx.x == 0) a.arrived[group] = 0;
+    for (int h = warp; h < GROUP; h += WARPS) {
+        const float* pairs_of_sums = a.part_sums + (group * splits * GROUP + h) * 2;
+        float top = a.sinks != nullptr ? a.sinks[head * GROUP + h] : LEAST;
+        const float sink = top;
+        for (int s = 0; s < active; ++s) top = fmaxf(top, pairs_of_sums[s * GROUP * 2]);
+        float sum = a.sinks != nullptr ? expf(sink - top) : 0.0f;
+        for (int s = 0; s < active; ++s) sum += pairs_of_sums[s * GROUP * 2 + 1] * expf(pairs_of_sums[s * GROUP * 2] - top);
+        for (int column = lane; column < VALUE_DIM; column += 32) {
+            float y = 0.0f;
+            for (int s = 0; s < active; ++s)
+                y = fmaf(a.parts[((group * splits + s) * GROUP + h) * VALUE_DIM + column], expf(pairs_of_sums[s * GROUP * 2] - top), y);
+            y = divide(y, sum);
+            const i64 which = t * a.kv_heads * GROUP + head * GROUP + h;
+            if (a.gate) y = mul(y, sigmoid(a.query[which * a.query_stride + DIM + column]));
+            a.out[which * VALUE_DIM + column] = y;
+        }
+    }
+}

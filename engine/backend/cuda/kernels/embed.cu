@@ -1,0 +1,45 @@
+// Embeddings of the window's tokens: one block a token. Also the tokens' history, by position.
+#include "dots.cuh"
+#include "window.cuh"
+
+#ifndef FORMAT
+#define FORMAT Q4_K
+#endif
+
+struct EmbedArguments {
+    const Window* window;
+    const i32* tokens;  // [T, per_token] rows of the table, or null: the tokens of the window block
+    const u8* table;
+    i64 vocabulary, columns, copies, per_token;
+    double scale;
+    i32* history;  // [context], or null
+    float* out;    // [T, per_token, copies * columns]
+};
+
+KERNEL(embed, 256, EmbedArguments) {
+    typedef FORMAT F;
+    const int t = blockIdx.x;
+    await_previous_kernel();
+    let_next_kernel_start();
+    if (t >= a.window->rows * a.per_token) return;
+    const i32 token = a.tokens != nullptr ? a.tokens[t] : a.window->tokens[t];
+    if (threadIdx.x == 0 && a.history != nullptr) a.history[a.window->position + t] = token;
+    const Matrix<F> table = Matrix<F>::at(a.table, a.vocabulary, a.columns);
+    for (int c = threadIdx.x; c < table.chunks; c += blockDim.x) {
+        const Chunk<F> w = Chunk<F>::load(table, token, c);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            const int at = 64 * c + i, g = i / F::GROUP;
+            if (at >= a.columns) break;
+            const u32 byte = (Chunk<F>::codes(w, i / 32, i % 32 / 4) >> (8 * (i % 4))) & 255u;
+            const i32 code = (F::SIGNED ? (i32)(i8)byte : (i32)byte) - F::OFFSET;
+            float step = Chunk<F>::d(w, F::STEP == 256 ? 0 : i / F::STEP);
+            if (F::SCALES != ONLY_HALF && !F::NARROW) step = mul(step, (float)Chunk<F>::scale(w, g));
+            float v = mul(step, (float)code);
+            if (F::MINIMUMS) v = sub(v, mul(Chunk<F>::m(w, 0), (float)Chunk<F>::minimum(w, g)));
+            if (F::WEIGHTED) v = add(v, Chunk<F>::m(w, i / 32));
+            v = mul(v, (float)a.scale);
+            for (int copy = 0; copy < a.copies; ++copy) a.out[(t * a.copies + copy) * a.columns + at] = v;
+        }
+    }
+}

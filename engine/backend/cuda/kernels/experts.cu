@@ -1,0 +1,141 @@
+// The routed experts of a window's tokens. `gate_up`: a warp takes a row of gate and of up of one route and writes their
+// activation. `down`: a warp takes an output row, adds the routes up in route order and the sum to the residual stream.
+// DEPTH: how many times 32 chunks a warp loads at once.
+#include "activation.cuh"
+#include "dots.cuh"
+#include "window.cuh"
+
+#ifndef FORMAT
+#define FORMAT Q4_K
+#define DEPTH 4
+#endif
+
+struct GateUpArguments {
+    const Window* window;
+    const u8* rounded;  // the tokens' rounded activations
+    const i32* ids;     // [T, used]
+    const u8 *gate, *up;
+    i64 matrix_rows, gate_first, up_first;  // of the matrices that hold gate and up
+    i64 expert_bytes_gate, expert_bytes_up;
+    const float *gate_bias, *up_bias;  // [experts, inner], or null
+    i64 used, columns, inner, inner_stride, activation;
+    float* hidden;  // [T, used, inner_stride]
+};
+
+KERNEL(gate_up, 256, GateUpArguments) {
+    typedef FORMAT F;
+    const int lane = lane_id(), route = blockIdx.y, t = route / (int)a.used;
+    const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    await_previous_kernel();
+    let_next_kernel_start();
+    if (t >= a.window->rows || row >= a.inner_stride) return;
+    if (row >= a.inner) {  // what rounds up to a chunk
+        if (lane == 0) a.hidden[route * a.inner_stride + row] = 0.0f;
+        return;
+    }
+    const i64 expert = a.ids[route];
+    const Matrix<F> gate = Matrix<F>::at(a.gate + expert * a.expert_bytes_gate, a.matrix_rows, a.columns);
+    const Matrix<F> up = Matrix<F>::at(a.up + expert * a.expert_bytes_up, a.matrix_rows, a.columns);
+    const int chunks = (int)gate.chunks;
+    const Rounded<F> r8 = Rounded<F>::at((u8*)a.rounded, chunks, t);
+    float g = 0.0f, u = 0.0f;
+    for (int base = 0; base < chunks; base += 32 * DEPTH) {
+        Chunk<F> wg[DEPTH], wu[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            wg[d] = Chunk<F>::load(gate, a.gate_first + row, base + 32 * d + lane);
+            wu[d] = Chunk<F>::load(up, a.up_first + row, base + 32 * d + lane);
+        }
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            const int c = base + 32 * d + lane, left = chunks - (base + 32 * d);
+            if (left <= 0) break;
+            const Inputs in = load_inputs<F>(r8, c);
+            g = Terms<F>::sum_in_order(g, Terms<F>::of(wg[d], in, r8, c), left);
+            u = Terms<F>::sum_in_order(u, Terms<F>::of(wu[d], in, r8, c), left);
+        }
+    }
+    if (lane == 0) {
+        if (a.gate_bias != nullptr) g = add(g, a.gate_bias[expert * a.inner + row]), u = add(u, a.up_bias[expert * a.inner + row]);
+        a.hidden[route * a.inner_stride + row] = activate((int)a.activation, g, u);
+    }
+}
+
+struct DownArguments {
+    const Window* window;
+    const float* hidden;  // [T, used, inner_stride]
+    const i32* ids;       // [T, used]
+    const float* route_weights;
+    const u8* weights;
+    i64 expert_bytes, rows, inner, inner_stride, used;
+    const float *bias, *factors;  // of every expert [experts, rows] and [experts], or null
+    float* out;                   // [T, rows]
+    i64 accumulate;
+    double scale;
+};
+
+KERNEL(down, 256, DownArguments) {
+    typedef FORMAT F;
+    const int lane = lane_id(), t = blockIdx.y, used = (int)a.used;
+    const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const int per_route = (int)(a.inner_stride / 64), chunks = used * per_route;
+    const bool has_row = row < a.rows && t < a.window->rows;
+    Chunk<F> w[DEPTH];
+    // which experts is known since the router ended, and that was before the previous kernel began
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        const int f = 32 * d + lane;
+        const bool inside = has_row && f < chunks;
+        const i64 expert = inside ? a.ids[t * used + f / per_route] : 0;
+        w[d] = Chunk<F>::load(Matrix<F>::at(a.weights + expert * a.expert_bytes, a.rows, a.inner), row, inside ? f % per_route : per_route);
+    }
+    await_previous_kernel();
+    let_next_kernel_start();
+    DYNAMIC_SHARED(memory);
+    const Rounded<F> r8 = Rounded<F>::at(memory, chunks, 0);
+    if (t < a.window->rows) round_row<F>(a.hidden + (i64)t * used * a.inner_stride, chunks * 64, 1.0f, nullptr, r8);
+    block_barrier();
+    if (!has_row) return;
+
+    const float weight = lane < used ? a.route_weights[t * used + lane] : 0.0f;
+    const i32 id = lane < used ? a.ids[t * used + lane] : 0;
+    constexpr int PER_CHUNK = Terms<F>::N;
+    const int lanes_a_term = F::STEP == 256 ? 4 : 1;
+    const int terms_a_route = per_route * PER_CHUNK / lanes_a_term;
+    float route = 0.0f, y = 0.0f;
+    int left = terms_a_route, j = 0;
+    for (int base = 0; base < chunks; base += 32 * DEPTH) {
+        if (base > 0)
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                const int f = base + 32 * d + lane;
+                const i64 expert = f < chunks ? a.ids[t * used + f / per_route] : 0;
+                w[d] = Chunk<F>::load(Matrix<F>::at(a.weights + expert * a.expert_bytes, a.rows, a.inner), row, f < chunks ? f % per_route : per_route);
+            }
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            if (base + 32 * d >= chunks) break;
+            const int f = base + 32 * d + lane;
+            const Terms<F> mine = Terms<F>::of(w[d], load_inputs<F>(r8, f), r8, f);
+#pragma unroll 8
+            for (int l = 0; l < 32; l += lanes_a_term)
+#pragma unroll
+                for (int s = 0; s < PER_CHUNK; ++s) {
+                    const float term = shuffle(mine.t[s], l);
+                    if (j >= used) continue;
+                    route = add(route, term);
+                    if (--left > 0) continue;
+                    const i32 expert = shuffle(id, j);
+                    if (a.factors != nullptr) route = mul(route, a.factors[expert]);
+                    if (a.bias != nullptr) route = add(route, a.bias[expert * a.rows + row]);
+                    const float part = mul(shuffle(weight, j), route);
+                    y = j == 0 ? part : add(y, part);
+                    route = 0.0f, left = terms_a_route, ++j;
+                }
+        }
+    }
+    if (lane == 0) {
+        float* target = a.out + t * a.rows + row;
+        *target = a.accumulate ? add(*target, mul((float)a.scale, y)) : y;
+    }
+}

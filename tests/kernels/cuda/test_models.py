@@ -1,0 +1,69 @@
+"""Whole models on the (emulated) card beside the CPU backend: logits, windows, the model's own picks, launches a layer."""
+
+import numpy as np
+import pytest
+
+from engine.backend.cuda.backend import CudaBackend
+from engine.gguf import open_model
+from engine.model.base import Hyper, Tensors
+from engine.model.registry import architecture
+from tests.kernels.conftest import open_session
+from tests.kernels.test_architectures import divergence
+from tools.make_tiny_gguf import write_tiny
+
+CONTEXT = 96
+QUANTIZED = {"*_exps.weight": "Q4_0", "*_shexp.weight": "Q4_0", "*attn_?.weight": "Q8_0", "output.weight": "Q8_0"}
+MODELS = {name: {"arch": name, "preset": "blocks", "store": QUANTIZED, "experts": 4, "experts_used": 4} for name in ("qwen3moe", "qwen2moe", "granitemoe", "olmoe", "gpt-oss", "qwen4exp")}
+MODELS |= {name: {"arch": name} for name in ("llama", "qwen3")}
+
+
+def described(device, path, **settings) -> tuple[CudaBackend, object]:
+    """A backend with the model at a path, and the open files."""
+    files = open_model(path)
+    backend = CudaBackend(device, max_context=CONTEXT, max_rows=32, **settings)
+    hyper = Hyper(files)
+    architecture(hyper.arch).describe(backend, hyper, Tensors(files.tensors))
+    return backend, files
+
+
+@pytest.fixture(params=MODELS)
+def model(request, tmp_path):
+    return write_tiny(tmp_path / "m.gguf", **MODELS[request.param])[0]
+
+
+def test_logits_are_those_of_the_cpu_however_the_text_is_cut(model, device):
+    backend, files = described(device, model)
+    backend.prepare()
+    tokens = np.random.default_rng(0).integers(0, 60, 30).astype(np.int32)
+    with open_session(model, max_context=CONTEXT, backend="cpu") as cpu:
+        expected = np.concatenate([cpu.step(tokens[i:i + 8], logits="all").copy() for i in range(0, len(tokens), 8)])
+
+    def read(sizes) -> np.ndarray:
+        for entry in backend.state:
+            entry.array.fill(0)
+        ends = np.cumsum(sizes)
+        return np.concatenate([backend.run(tokens[end - size:end], position=end - size, out_rows=size)
+                               for size, end in zip(sizes, ends, strict=True)])
+
+    logits = read((1, 2, 4, 8, 3, 5, 1, 6))
+    apart = divergence(expected, logits)  # keys in f16 and other roundings, which int8 activations amplify
+    assert apart.max() <= 2e-2 and np.median(apart) <= 3e-3, apart
+    assert np.array_equal(read((8, 8, 8, 6)), logits)
+    backend.close()
+    files.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe"])
+def test_picks_of_the_model_are_the_argmax(name, device, tmp_path):
+    backend, files = described(device, write_tiny(tmp_path / "m.gguf", **MODELS[name])[0])
+    tokens = [int(backend.run(np.array([7], np.int32), position=0, out_rows=1)[0].argmax())]
+    for position in range(1, 12):
+        tokens.append(int(backend.run(np.array(tokens[-1:], np.int32), position=position, out_rows=1)[0].argmax()))
+    picked = list(backend.pick_greedily(tokens[0], position=1, limit=11, stop_ids=()))
+    assert [token for token, _ in picked] == tokens[1:]
+    stop = tokens[5]
+    short = list(backend.pick_greedily(tokens[0], position=1, limit=11, stop_ids=(stop,)))
+    assert [token for token, _ in short] == tokens[1:tokens.index(stop, 1) + 1]
+    assert short[-1][1] <= 1 + len(short) + 1  # one window more at most
+    backend.close()
+    files.close()

@@ -1,0 +1,1 @@
+"""Runs the CUDA kernels on the processor, for tests: no card is needed to say what they compute."""
