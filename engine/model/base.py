@@ -156,6 +156,17 @@ def float_values(tensor: Tensor, count: int) -> tuple[float, ...]:
     return tuple(tensor.data.view("<f4").tolist())
 
 
+def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Rows start..stop of a matrix, or those values of a float vector, as a tensor of their own."""
+    count = tensor.shape[0]
+    step, rest = divmod(len(tensor.data), count)  # the data of a vector are its bytes
+    if rest or not step:
+        raise BadModel(f"{tensor.name}: {tensor.format.name} {tensor.shape} cannot be taken apart")
+    data = tensor.data[start * step:stop * step]
+    return replace(tensor, name=f"{tensor.name}[{start}:{stop}]", shape=(stop - start, *tensor.shape[1:]), data=data,
+                   n_bytes=data.nbytes, offset=tensor.offset + tensor.n_bytes * start // count)
+
+
 @dataclass(frozen=True)
 class Architecture:
     """An entry of the registry."""

@@ -10,7 +10,7 @@ from engine.backend.base import Attention, Backend, LayerInputs, Moe, Rope
 from engine.errors import BadModel
 from engine.gguf import Tensor
 from engine.model.base import Hyper, Tensors, float_values, routed_experts
-from engine.model.layers.attention import rope_spec
+from engine.model.layers.attention import fused_projections, rope_spec
 from engine.model.layers.decoder import DENSE, epsilon
 from engine.model.layers.experts import moe_spec
 
@@ -43,11 +43,10 @@ def describe(backend: Backend, hyper: Hyper, tensors: Tensors) -> None:
     if spec.width:
         inputs = backend.layer_inputs(x, spec, {role: tensors[name] for role, name in _MAKE_INPUTS.items()})
     for layer, form in enumerate(attention):
-        kind, weights = form.window > 0, tensors.block(layer, _QUERIES)
-        found = tensors.block(layer, _KEYS if layer < first_reader else {}, {**_KEYS, **_VALUES})
-        if layer < first_reader:  # a file may hold keys of the others too; nothing reads them
+        kind, fills = form.window > 0, layer < first_reader
+        weights = _attention_weights(tensors, layer, form, fills=fills)
+        if fills:
             caches[kind] = backend.key_value_cache(form, f"blk.{layer}")
-            weights |= found
         if kind not in caches:
             raise BadModel(f"blk.{layer}: it shares the cache of a layer of its kind, and there is none before it")
         norms = tensors.block(layer, _NORMS)
@@ -79,6 +78,14 @@ def attention_specs(hyper: Hyper, tensors: Tensors) -> list[Attention]:
     return [Attention(heads=heads[i], kv_heads=kv_heads[i], head_dim=dims[slide], value_dim=dims[slide], scale=1.0, eps=eps,
                       rope=ropes[slide], window=window if slide else 0, value_norm=True)
             for i, slide in enumerate(slides)]
+
+
+def _attention_weights(tensors: Tensors, layer: int, form: Attention, *, fills: bool) -> dict[str, Tensor]:
+    """Tensors of one layer by role. A file may hold keys of a layer that fills no cache too; nothing reads them."""
+    found = fused_projections(tensors, layer, form)
+    needed = {**_QUERIES, **(_KEYS if fills else {})}
+    found |= tensors.block(layer, {role: name for role, name in needed.items() if role not in found}, {**_KEYS, **_VALUES})
+    return found if fills else {role: found[role] for role in _QUERIES}
 
 
 def _feed_forward(backend: Backend, x: Any, layer: int, tensors: Tensors, moe: Moe | None, *, norm: Tensor,

@@ -57,7 +57,7 @@ def mixed(model: RandomModel) -> dict[str, np.ndarray | Stored]:
 
 @pytest.mark.parametrize(("arch", "changes"), [
     ("llama-moe", {}), ("llama-moe", {"ff": 640}), ("deepseek2", {"ff": 640, "shared_ff": 1280}),
-    ("deepseek2-lite", {"layers": 3}), ("qwen4exp", {"ff": 640})])
+    ("deepseek2-lite", {"layers": 3}), ("qwen4exp", {"ff": 640}), ("gemma4", {}), ("gemma4-dense", {})])
 def test_a_format_for_every_tensor(tmp_path, arch, changes):
     experts = random_model(arch, preset="blocks").sizes.experts
     model = random_model(arch, preset="blocks", experts_used=experts, **changes)  # all, so that none is chosen otherwise
@@ -69,7 +69,7 @@ def test_a_format_for_every_tensor(tmp_path, arch, changes):
     assert 1e-7 < divergence(twin, ours).mean() < MOST_MIXED_KL
 
 
-@pytest.mark.parametrize("arch", ["deepseek2", "gpt-oss", "llama-moe", "qwen2moe", "qwen4exp"])
+@pytest.mark.parametrize("arch", ["deepseek2", "gemma4-dense", "gpt-oss", "llama-moe", "qwen2moe", "qwen4exp"])
 def test_scales_beside_weights_are_in_their_products(tmp_path, arch):
     model, rng = random_model(arch), np.random.default_rng(1)
     tensors = {}
@@ -143,6 +143,27 @@ def test_gate_and_up_in_one_tensor(tmp_path, kind):
         fused[name.replace("gate", "gate_up")] = both
     fused = {name: encode(x, kind) if "_exps" in name and kind != "F32" else x for name, x in fused.items()}
     assert same_bits(logits_of(tmp_path, model, tensors=fused), logits_of(tmp_path, model, tensors=apart))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("arch", ["qwen2moe", "gemma3", "gemma4-dense"])  # with biases, with norms, and with shared caches
+def test_queries_keys_and_values_in_one_tensor(tmp_path, arch, kind):
+    model = random_model(arch, preset="blocks")
+    fused = dict(model.tensors)
+    for q in [name for name in fused if ".attn_q." in name and name.replace("_q.", "_v.") in fused]:
+        fused[q.replace("_q.", "_qkv.")] = np.concatenate([fused.pop(q.replace("_q.", f"_{role}.")) for role in "qkv"])
+    apart, fused = ({name: encode(x, kind) if ".attn_" in name and x.ndim > 1 and kind != "F32" else x
+                     for name, x in tensors.items()} for tensors in (model.tensors, fused))
+    assert same_bits(logits_of(tmp_path, model, tensors=fused), logits_of(tmp_path, model, tensors=apart))
+
+
+def test_one_tensor_of_queries_keys_and_values_has_its_rows_checked(tmp_path):
+    model = random_model("qwen2moe")
+    b = "blk.0.attn_"
+    fused = np.concatenate([model.tensors.pop(f"{b}{role}.weight") for role in "qkv"])
+    for odd in (fused[:-1], np.concatenate([fused, fused]), fused[:, :-1].copy()):
+        with pytest.raises(BadModel, match=r"blk\.0\.attn_qkv\.weight"):
+            logits_of(tmp_path, model, tensors=model.tensors | {f"{b}qkv.weight": odd})
 
 
 def test_experts_of_640_are_refused_in_a_format_of_256_by_name(tmp_path):

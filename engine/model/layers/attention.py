@@ -6,7 +6,7 @@ from math import log
 from engine.backend.base import Attention, Rope, Yarn
 from engine.errors import BadModel
 from engine.gguf import Tensor
-from engine.model.base import Hyper, Tensors, float_values
+from engine.model.base import Hyper, Tensors, float_values, rows_of
 
 _PROJECTIONS = {"q": "attn_q.weight", "k": "attn_k.weight", "v": "attn_v.weight", "output": "attn_output.weight"}
 _OPTIONAL = {"q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v.bias", "output_bias": "attn_output.bias",
@@ -57,6 +57,23 @@ def sliding(spec: Attention, hyper: Hyper, rope: Rope) -> Attention:
     return replace(spec, window=hyper.integer("attention.sliding_window"), rope=rope)
 
 
-def attention_weights(tensors: Tensors, layer: int, *, head_norms: bool) -> dict[str, Tensor]:
+def attention_weights(tensors: Tensors, layer: int, spec: Attention, *, head_norms: bool) -> dict[str, Tensor]:
     """Tensors of one layer by role."""
-    return tensors.block(layer, {**_PROJECTIONS, **(_HEAD_NORMS if head_norms else {})}, _OPTIONAL)
+    fused = fused_projections(tensors, layer, spec)
+    needed = {**_PROJECTIONS, **(_HEAD_NORMS if head_norms else {})}
+    return fused | tensors.block(layer, {role: name for role, name in needed.items() if role not in fused}, _OPTIONAL)
+
+
+def fused_projections(tensors: Tensors, layer: int, spec: Attention) -> dict[str, Tensor]:
+    """Projections to queries, keys and values, and their biases, of a layer that keeps them in one tensor; else nothing."""
+    queries, kv_heads = spec.heads * spec.head_dim * (2 if spec.gated else 1), spec.kv_heads
+    counts = {"q": queries, "k": kv_heads * spec.head_dim, "v": kv_heads * spec.value_dim}
+    found = {}
+    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+        whole, start = tensors.get(f"blk.{layer}.attn_qkv.{kind}"), 0
+        if whole is not None and whole.shape[0] != sum(counts.values()):
+            raise BadModel(f"{whole.name}: its shape is {whole.shape}, expected {sum(counts.values())} rows")
+        for role, count in counts.items() if whole is not None else ():
+            found[role + suffix] = rows_of(whole, start, start + count)
+            start += count
+    return found

@@ -59,7 +59,8 @@ def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer
     if isinstance(layer.attention, Mla):
         y = backend.mla(normed, layer.attention, mla_weights(tensors, number))
     else:
-        y = backend.attention(normed, layer.attention, attention_weights(tensors, number, head_norms=layer.head_norms))
+        weights = attention_weights(tensors, number, layer.attention, head_norms=layer.head_norms)
+        y = backend.attention(normed, layer.attention, weights)
     if layer.post_norms:
         y = backend.norm(y, posts["attention"], eps=eps)
     x = backend.add(x, y, scale=layer.residual_scale)
