@@ -81,6 +81,23 @@ def test_numbers_that_do_not_fit_the_tensors(tmp_path, key, value, says):
     assert says in _refusal(tmp_path, replace(model, metadata=model.metadata | {f"llama.{key}": value}))
 
 
+@pytest.mark.parametrize(("key", "value", "says"), [
+    ("attention.shared_kv_layers", 8, "blk.0: it shares the cache of a layer of its kind"),
+    ("attention.shared_kv_layers", 9, "attention.shared_kv_layers: expected a whole number in 0..8, found 9"),
+    ("attention.head_count_kv", [3, 2], "gemma4.attention.head_count_kv: 2 values for 8 layers"),
+    ("attention.head_count_kv", 3, "blk.1.attn_k.weight: its shape is (64, 72), expected (96, 72)"),
+    ("attention.value_length_swa", 24, "gemma4.attention.value_length_swa: expected 20"),
+    ("attention.sliding_window_pattern", [True, False], "expected 8 truth values"),
+    ("attention.sliding_window_pattern", [False] * 8, "blk.0.attn_q.weight: its shape is (120, 72), expected (192, 72)"),
+    ("rope.dimension_count", 16, "rope_freqs.weight: expected F32 (8,), found F32 (16,)"),
+    ("rope.dimension_count_swa", 21, "21 of 20 dimensions of a head rotated"),
+    ("embedding_length_per_layer_input", 12, "lacks the tensor per_layer_token_embd.weight"),
+])
+def test_numbers_of_layers_that_differ(tmp_path, key, value, says):
+    model = random_model("gemma4")
+    assert says in _refusal(tmp_path, replace(model, metadata=model.metadata | {f"gemma4.{key}": value}))
+
+
 def test_a_tensor_that_the_description_leaves_out(tmp_path):
     model = random_model("llama")
     tensors = model.tensors | {"blk.1.attn_q_norm.weight": np.ones(24, np.float32)}
