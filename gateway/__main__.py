@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Sequence
 
 from engine.errors import EngineError
+from gateway import logs
 from gateway.config import ConfigError, parse_arguments, usage
 
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse_arguments(words)
     except ConfigError as error:
         return _fail(str(error), code=2)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logs.configure(with_text=config.log_text)
     # Here, after the flags: a wrong flag is answered at once.
     from gateway.app import serve
     from gateway.model import check_vocabulary

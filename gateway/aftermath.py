@@ -62,7 +62,7 @@ async def clear_up(pid: int, held: Possessions | None, gpu_memory_of: GpuMemoryO
         left_mib = await gpu_memory_of(pid) if held is not None and held.gpu_mib is not None else None
         aftermath = Aftermath(
             process_gone=not _group_lives(pid),
-            ports_closed=not any(map(_answers, ports)) if ports else None,
+            ports_closed=not any(map(port_answers, ports)) if ports else None,
             gpu_released=None if left_mib is None else left_mib == 0,
         )
         done = aftermath.process_gone and aftermath.ports_closed is not False and aftermath.gpu_released is not False
@@ -89,7 +89,8 @@ def _is_of(process: psutil.Process, group: int) -> bool:
         return False
 
 
-def _answers(port: int) -> bool:
+def port_answers(port: int) -> bool:
+    """Whether somebody listens there."""
     with socket.socket() as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from gateway.aftermath import port_answers
 from gateway.apis.anthropic.handlers import AnthropicHandlers
 from gateway.apis.anthropic.shapes import error_body as anthropic_error
 from gateway.apis.control.handlers import ControlHandlers
@@ -26,7 +27,8 @@ from gateway.apis.llamacpp.shapes import error_body as llamacpp_error
 from gateway.apis.openai.handlers import OpenAIHandlers
 from gateway.apis.openai.shapes import error_body as openai_error
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, BodyTooLarge, InternalError, InvalidRequest, NotFound, Unavailable
+from gateway.errors import ApiError, BodyTooLarge, InternalError, InvalidRequest, NotFound, Overloaded, Unavailable
+from gateway.intake import take_body
 from gateway.monitor.ledger import ROUTE
 from gateway.security import Gatekeeper
 from gateway.service import Service
@@ -38,6 +40,8 @@ log = logging.getLogger("gateway")
 ErrorShape = Callable[[ApiError], dict[str, Any]]
 
 MAX_BODY_BYTES = 32 << 20
+_MAX_ORDER_BYTES = 64 << 10
+_SPARE_REQUESTS = 64  # that may be here beside those in the queue: being read, rendered, or asking how things are
 _TRY_LATER = frozenset({503, 529})  # statuses of a server that cannot serve a request now
 _UI = Path(__file__).parent / "ui"
 
@@ -66,6 +70,7 @@ _UI_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_HEADERS = {"Server": "terrace", "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 class Gateway:
@@ -77,9 +82,10 @@ class Gateway:
         self._active: set[asyncio.Task[object]] = set()
         self._draining = False
         self._shapes: dict[str, ErrorShape] = {}  # by route
+        self._limits_bytes: dict[str, int] = {}  # of a body, by route
         self.service = Service(config, source)
         self.application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._middleware()])
-        self.application.on_response_prepare.append(self._add_cors)
+        self.application.on_response_prepare.append(self._add_headers)
         self.application.add_routes(
             [
                 web.get("/", _page),
@@ -88,15 +94,21 @@ class Gateway:
                 web.get("/v1/health", self._health),
             ]
         )
-        # An API is its routes and the shape of its errors, which errors of the server on its paths have too.
-        for routes, shape in (
-            (OpenAIHandlers(self.service).routes(), openai_error),
-            (AnthropicHandlers(self.service).routes(), anthropic_error),
-            (LlamaCppHandlers(self.service).routes(), llamacpp_error),
-            (ControlHandlers(self.service, self._gatekeeper).routes(), control_error),
+        # An API is its routes, its largest body, and the shape of its errors, the server's own on its paths included.
+        for routes, limit_bytes, shape in (
+            (OpenAIHandlers(self.service).routes(), MAX_BODY_BYTES, openai_error),
+            (AnthropicHandlers(self.service).routes(), MAX_BODY_BYTES, anthropic_error),
+            (LlamaCppHandlers(self.service).routes(), MAX_BODY_BYTES, llamacpp_error),
+            (ControlHandlers(self.service, self._gatekeeper).routes(), _MAX_ORDER_BYTES, control_error),
         ):
             self.application.add_routes(routes)
             self._shapes.update((route.path, shape) for route in routes)
+            self._limits_bytes.update((route.path, limit_bytes) for route in routes)
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether anybody in the network may use this server."""
+        return self._gatekeeper.is_open_to_others
 
     async def drain(self) -> None:
         """Let requests finish for a moment, end the rest with an error of their API's, then end the engine."""
@@ -152,17 +164,26 @@ class Gateway:
         headers = {"Retry-After": "2"} if error.status in _TRY_LATER else None
         return json_response(self._shapes.get(_route(request), openai_error)(error), status=status, headers=headers)
 
-    async def _add_cors(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(_HEADERS)
         response.headers.update(self._gatekeeper.cors_headers(request.headers.get("Origin")))
 
     async def _tracked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Run a handler so that the drain knows of it."""
+        """Read the body and run the handler, so that the drain knows of it."""
         task = asyncio.current_task()
         if task is None:
             return await handler(request)
-        ROUTE.set(_route(request))
+        if request.body_exists and len(self._active) >= self._config.max_queue + _SPARE_REQUESTS:
+            raise Overloaded(f"{len(self._active)} requests are here already")
+        route = _route(request)
+        ROUTE.set(route)
         self._active.add(task)
         try:
+            await take_body(
+                request,
+                limit_bytes=self._limits_bytes.get(route, _MAX_ORDER_BYTES),
+                timeout_s=self._config.client_timeout,
+            )
             return await handler(request)
         finally:
             self._active.discard(task)
@@ -171,7 +192,13 @@ class Gateway:
 async def serve(config: GatewayConfig, source: ModelSource) -> None:
     """Listen, load, serve until SIGINT or SIGTERM, drain. Raises OSError if the address cannot be used."""
     gateway = Gateway(config, source)
-    runner = web.AppRunner(gateway.application, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(
+        gateway.application,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=0.2,
+        keepalive_timeout=config.client_timeout,  # the head of a first or next request has to be here by then
+    )
     await runner.setup()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -180,18 +207,22 @@ async def serve(config: GatewayConfig, source: ModelSource) -> None:
     try:
         site = web.TCPSite(runner, config.host, config.port)
         await site.start()
+        port = runner.addresses[0][1]
         gateway.service.start()
-        print(f"terrace serves {gateway.service.name} on {_address(runner, config.host)}", flush=True)
+        if gateway.is_open_to_others:
+            log.warning("anybody who reaches %s may use this server: --api-key closes it", config.host)
+        with contextlib.suppress(OSError):  # a full disk behind stdout
+            print(f"terrace serves {gateway.service.name} on {_address(config.host, port)}", flush=True)
         await stopping.wait()
         log.info("stopping")
         await site.stop()
         await gateway.drain()
+        log.info("port %d closed: %s", port, "no" if port_answers(port) else "yes")
     finally:
         await runner.cleanup()
 
 
-def _address(runner: web.AppRunner, host: str) -> str:
-    port = runner.addresses[0][1]
+def _address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

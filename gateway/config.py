@@ -20,7 +20,7 @@ class ConfigError(ValueError):
     """A flag or a key of the config file that cannot be used; the text is one clear line."""
 
 
-_Key = Annotated[str, Meta(min_length=1)]
+_Key = Annotated[str, Meta(min_length=1, pattern=r"^\S+$")]  # a header cannot carry blanks at its ends
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +40,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None, Meta(description="another engine program that speaks the line protocol, with its arguments")
     ] = None
     max_queue: Annotated[int, Meta(ge=0, description="requests that may wait for the engine; further ones get 503")] = 64
+    client_timeout: Annotated[
+        float, Meta(gt=0, description="seconds a client may take to send a request, and to begin the next on its connection")
+    ] = 60.0
+    log_text: Annotated[
+        bool, Meta(description="true: traces in the log may quote requests; false: nothing of them is logged")
+    ] = False
     ready_timeout: Annotated[float, Meta(gt=0, description="seconds that loading the model may take")] = 1800.0
     silence_timeout: Annotated[
         float, Meta(gt=0, description="seconds without a word after which a working engine is restarted")
@@ -54,6 +60,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.engine_command is None else shlex.split(self.engine_command)
 
 
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _FIELDS = {field.name: field for field in msgspec.structs.fields(GatewayConfig)}
 _FLAGS = {"--" + name.replace("_", "-"): name for name in _FIELDS}
 
@@ -114,6 +121,10 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
 def _typed(flag: str, name: str, value: str) -> Any:
     """A flag's value in the type that the file would hold it in."""
     kind = type(_FIELDS[name].default)
+    if kind is bool:
+        if value not in _TRUTHS:
+            raise ConfigError(f"{flag}: expected true or false, got {value!r}")
+        return _TRUTHS[value]
     if kind not in (int, float):
         return value
     try:

@@ -170,7 +170,7 @@ class Run:
                 break
             if isinstance(item, Interrupted):  # it came too late for the request that it was meant for
                 continue
-            log.warning("engine %d: %r came between requests", self._process.number, item)
+            log.warning("engine %d: a %s came between requests", self._process.number, type(item).__name__)
         self.entry.start(has_vram=self._process.info.get("backend") != "cpu")
         try:
             async with asyncio.timeout(self._patience.allowance_s):
@@ -235,7 +235,7 @@ class Run:
                     return None
                 raise EngineFailed(item.reason)
             case Done() | Err() if item.id not in (None, self._gen.id):
-                log.warning("engine %d: ignored %r, not of this request", self._process.number, item)
+                log.warning("engine %d: ignored a %s of another request", self._process.number, type(item).__name__)
                 return None
             case Err():
                 self.finished = True

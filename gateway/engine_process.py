@@ -189,7 +189,7 @@ class EngineProcess:
             case Pong():
                 pass
             case Unknown():
-                log.warning("engine %d: ignored the line %r", self.number, event.line[:200])
+                log.warning("engine %d: ignored a line of %d characters with an unknown verb", self.number, len(event.line))
             case Info():
                 self.info.update(event.fields)
                 if event.stop_ids:

@@ -82,6 +82,14 @@ class BodyTooLarge(ApiError):
     code = "request_too_large"
 
 
+class RequestTimeout(ApiError):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class Unavailable(ApiError):
     """The engine is not there (loading, restarting, failed, or the server is stopping)."""
 

@@ -6,6 +6,7 @@ Without a key the danger is a web page in the owner's browser, by DNS rebinding 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -24,6 +25,7 @@ class Gatekeeper:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._key = config.api_key
+        self._host = config.host
         self._origins = frozenset(origin.rstrip("/").lower() for origin in config.allow_origin)
         own = {config.host, socket.gethostname(), "host.docker.internal", *config.allow_host}
         self._hosts = frozenset(name.lower() for name in own)
@@ -41,6 +43,11 @@ class Gatekeeper:
         """Raise Forbidden unless this client may load, unload and restart: it has shown the key, or it is on this machine."""
         if self._key is None and not (remote is not None and _is_loopback(remote)):
             raise Forbidden("orders from other machines need a key: start the server with --api-key")
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether anybody in the network may use this server."""
+        return self._key is None and not (self._host == "localhost" or _is_loopback(self._host))
 
     def cors_headers(self, origin: str | None) -> dict[str, str]:
         """Headers that let an allowed page read our answers; none for any other."""
@@ -71,9 +78,15 @@ class Gatekeeper:
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
         scheme, _, value = headers.get("Authorization", "").partition(" ")
-        given = value.strip() if scheme.lower() == "bearer" else headers.get("X-Api-Key", "")
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), (self._key or "").encode()):
+        given = (value.strip() if scheme.lower() == "bearer" else "", headers.get("X-Api-Key", ""))
+        wanted = _digest(self._key or "")
+        # Some clients send both headers and mean one. Both are always compared, in constant time.
+        if not any([hmac.compare_digest(_digest(key), wanted) for key in given]):
             raise Unauthorized("a valid API key is needed: send it as Authorization: Bearer KEY or as x-api-key")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _host_name(host: str) -> str:
