@@ -42,6 +42,7 @@ KERNEL(prompt_matmul, 128, PromptMatmulArguments) {
     if (count <= 0) return;
     if (count > TOKENS) count = TOKENS;
 
+    SHARED Job shared_job;  // there it takes no registers
     Job job;
     i64 tile = blockIdx.x;
     const i64 tiles0 = (a.rows0 + ROWS - 1) / ROWS, tiles1 = (a.rows1 + ROWS - 1) / ROWS;
@@ -70,7 +71,8 @@ KERNEL(prompt_matmul, 128, PromptMatmulArguments) {
         outputs[threadIdx.x] = pair;
         inputs[threadIdx.x] = pair / (int)a.input_of;
     }
+    if (threadIdx.x == 0) shared_job = job;
     block_barrier();
-    if (count > TOKENS / 2) multiply_tile<F, 8>(job, memory);
-    else multiply_tile<F, 4>(job, memory);
+    if (count > TOKENS / 2) multiply_tile<F, 8>(shared_job, memory);
+    else multiply_tile<F, 4>(shared_job, memory);
 }

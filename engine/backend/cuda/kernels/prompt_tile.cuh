@@ -25,18 +25,13 @@ struct Job {
     bool accumulate;  // out += scale * result
 };
 
+// Results of the first 8 * PARTS tokens, [2][PARTS][4] a thread: of 16 rows and 8 tokens each, as the tensor core lays them out.
 template <class F, int PARTS> struct Totals {
     typedef WeightTile<F> Tile;
-    float total[2][8][4];  // of 16 rows and 8 tokens each, as the tensor core lays them out
 
-    // 256 columns (or `chunks` of 64) of the first 8 * PARTS tokens
-    DEVICE void add_columns(float (&total)[2][8][4], const u8* weights, const u8* tokens, int chunks) {
+    // the integers of 256 columns: sums of scale * weight * activation
+    DEVICE void multiply_columns(i32 (&exact)[2][PARTS][4], const u8* weights, const u8* tokens) {
         const int lane = lane_id(), g = lane / 4, t = lane % 4, row = 32 * (threadIdx.x / 32) + g;
-        if (Tile::NARROW) {
-            for (int q = 0; q < chunks; ++q) add_chunk(total, weights, tokens, q, row, g, t);
-            return;
-        }
-        i32 exact[2][PARTS][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -80,6 +75,11 @@ template <class F, int PARTS> struct Totals {
                 }
             }
         }
+    }
+
+    // total += their floats
+    DEVICE void add_columns(float (&total)[2][PARTS][4], const i32 (&exact)[2][PARTS][4], const u8* weights, const u8* tokens) {
+        const int lane = lane_id(), g = lane / 4, t = lane % 4, row = 32 * (threadIdx.x / 32) + g;
         const float *d = (const float*)(weights + Tile::D_AT), *minus = (const float*)(weights + Tile::M_AT);
         u32 minimums[2][4];
         if (F::MINIMUMS)
@@ -109,8 +109,9 @@ template <class F, int PARTS> struct Totals {
         }
     }
 
-    // formats whose floats stand for 16 or 32 elements
-    DEVICE void add_chunk(float (&total)[2][8][4], const u8* weights, const u8* tokens, int q, int row, int g, int t) {
+    // total += 64 columns, for formats whose floats stand for 16 or 32 elements
+    DEVICE void add_chunk(float (&total)[2][PARTS][4], const u8* weights, const u8* tokens, int q) {
+        const int lane = lane_id(), g = lane / 4, t = lane % 4, row = 32 * (threadIdx.x / 32) + g;
         constexpr int STEPS = 32 / (F::STEP < 32 ? F::STEP : 32);  // of half a chunk
         const float *d = (const float*)(weights + Tile::D_AT), *plus = (const float*)(weights + Tile::M_AT);
         Words<F> words[4];
@@ -200,11 +201,11 @@ template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memo
     const Matrix<F> matrix = Matrix<F>::at(job.weights, job.matrix_rows, job.columns);
     const int thread = threadIdx.x, padded = (job.count + 7) / 8 * 8;
     const i64 mine = job.first + (thread < job.rows ? thread : job.rows - 1);
-    float total[2][8][4];
+    float total[2][PARTS][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
+        for (int n = 0; n < PARTS; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) total[m][n][i] = 0.0f;
 
@@ -217,15 +218,26 @@ template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memo
         const int chunk = 4 * (s + 1);
         copy_async_wait<0>();
         block_barrier();
-        Scaling<F> scaling;
-        if (s + 1 < job.n_records) {
+        const bool more = s + 1 < job.n_records;
+        if (more) {
             Tile::copy(next, matrix, job.first, job.rows, chunk);
             copy_tokens(next + Tile::BYTES, job.records, job.inputs, padded, job.n_records, s + 1);
             copy_async_commit();
-            scaling = Scaling<F>::load(matrix, mine, chunk);
+            Scaling<F>::prefetch(matrix, mine, chunk);
         }
-        Totals<F, PARTS>::add_columns(total, now, now + Tile::BYTES, (int)(matrix.chunks - 4 * s < 4 ? matrix.chunks - 4 * s : 4));
-        if (s + 1 < job.n_records) Scaling<F>::store(scaling, next, thread);
+        Scaling<F> scaling;  // is held as short as can be: registers are few
+        if (Tile::NARROW) {
+            const int chunks = (int)(matrix.chunks - 4 * s < 4 ? matrix.chunks - 4 * s : 4);
+            for (int q = 0; q + 1 < chunks; ++q) Totals<F, PARTS>::add_chunk(total, now, now + Tile::BYTES, q);
+            if (more) scaling = Scaling<F>::load(matrix, mine, chunk);
+            Totals<F, PARTS>::add_chunk(total, now, now + Tile::BYTES, chunks - 1);
+        } else {
+            i32 exact[2][PARTS][4];
+            Totals<F, PARTS>::multiply_columns(exact, now, now + Tile::BYTES);
+            if (more) scaling = Scaling<F>::load(matrix, mine, chunk);
+            Totals<F, PARTS>::add_columns(total, exact, now, now + Tile::BYTES);
+        }
+        if (more) Scaling<F>::store(scaling, next, thread);
     }
 
     const int lane = lane_id(), g = lane / 4, t = lane % 4;

@@ -57,6 +57,13 @@ template <class F> struct Scaling {
         return s;
     }
 
+    // the same bytes into the second cache, so that a later `load` does not wait for long
+    DEVICE void prefetch(const Matrix<F>& m, i64 row, int c) {
+        if (F::SCALE_BYTES) prefetch_l2(m.scales + (Tile::NARROW ? row * m.units + c * (64 / F::SCALE_UNIT) : row * m.blocks + c / 4) * F::SCALE_BYTES);
+        if (F::FLOAT_BYTES) prefetch_l2(m.floats + (row * m.blocks + c / 4) * F::FLOAT_BYTES);
+        if (F::SECOND == 8) prefetch_l2(m.second + (row * m.chunks + c) * 8);
+    }
+
     DEVICE void store(const Scaling& s, u8* tile, int row) {
         constexpr int GROUPS = 64 / F::GROUP;  // of a chunk
         if (F::SECOND == 8)
