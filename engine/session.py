@@ -141,7 +141,7 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
     context = config.max_context or min(trained, _DEFAULT_CONTEXT)
     if context > trained:
         log.warning("a context of %d: the model was trained for %d, beyond that its text may fall apart", context, trained)
-    vocab_size = _vocab_size(files, hyper, tensors)
+    vocab_size = vocabulary_rows(files, hyper, tensors)
     stop_ids = _stop_ids(files, config, stop_tokens, vocab_size)
     chunk = min(config.prefill, context)
 
@@ -189,7 +189,7 @@ def _fitting(described: Callable[[int, int], Any], context: int, chunk: int, usa
                        chunk=chunk, plan=plan, plan_chunk=cells)
 
 
-def _vocab_size(files: ModelFiles, hyper: Hyper, tensors: Tensors) -> int:
+def vocabulary_rows(files: ModelFiles, hyper: Hyper, tensors: Tensors) -> int:
     """Rows of the embedding, of which the vocabulary may leave some unused."""
     table = tensors["token_embd.weight"]
     width = hyper.integer("embedding_length")
