@@ -99,6 +99,8 @@ DEVICE void score(float (&s)[CELLS / 8][4], const Word4 (&held)[HELD ? STEPS : 1
     }
 }
 
+DEVICE u32 word_of(const Word4& w, int i) { return i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w; }
+
 // mix += weights * values; column 8 g + i of 64 is what fragment i has as its column g
 DEVICE void mix_values(float (&mix)[PARTS][8][4], const float (&s)[CELLS / 8][4], const u8* stage, int g, int t) {
 #pragma unroll
@@ -107,13 +109,14 @@ DEVICE void mix_values(float (&mix)[PARTS][8][4], const float (&s)[CELLS / 8][4]
                           two_halves(s[2 * c + 1][0], s[2 * c + 1][1]), two_halves(s[2 * c + 1][2], s[2 * c + 1][3])};
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            u32 v[4][4];  // of cells 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+            Word4 v[4];  // of cells 2 t, 2 t + 1, 2 t + 8, 2 t + 9
 #pragma unroll
-            for (int k = 0; k < 4; ++k) *(Word4*)v[k] = *(const Word4*)(stage + value_piece(16 * c + 2 * t + k % 2 + 8 * (k / 2), 8 * part + g));
+            for (int k = 0; k < 4; ++k) v[k] = *(const Word4*)(stage + value_piece(16 * c + 2 * t + k % 2 + 8 * (k / 2), 8 * part + g));
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const u32 which = i % 2 ? 0x7632u : 0x5410u;
-                const u32 b[2] = {permute_bytes(v[0][i / 2], v[1][i / 2], which), permute_bytes(v[2][i / 2], v[3][i / 2], which)};
+                const u32 b[2] = {permute_bytes(word_of(v[0], i / 2), word_of(v[1], i / 2), which),
+                                  permute_bytes(word_of(v[2], i / 2), word_of(v[3], i / 2), which)};
                 mma_f16(mix[part][i], a, b);
             }
         }
@@ -169,7 +172,7 @@ KERNEL(prompt_attention, THREADS_OF_ATTENTION, PromptAttentionArguments) {
         for (int i = 0; i < 8; ++i)
 #pragma unroll
             for (int k = 0; k < 4; ++k) mix[part][i][k] = 0.0f;
-    const float scale = (float)a.scale * LOG2_E;
+    const float scale = mul((float)a.scale, LOG2_E);  // scores stay as they are until they are exponents
     int stage = 0;
     for (i64 tile = first; tile <= last; tile += CELLS, stage ^= 1) {
         copy_async_wait<0>();
@@ -182,31 +185,34 @@ KERNEL(prompt_attention, THREADS_OF_ATTENTION, PromptAttentionArguments) {
         float s[CELLS / 8][4];
         score(s, held, queries, now, g, t);
         const bool whole = tile + CELLS <= before + first_token + 1 && (a.sliding == 0 || tile > last - a.sliding);
+        if (!whole)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const i64 over = position[r] - tile, under = a.sliding > 0 && a.sliding <= over ? over - a.sliding : -1;
+                const int most = (int)over - 2 * t, least = (int)under - 2 * t;  // what stands between them is seen
+#pragma unroll
+                for (int n = 0; n < CELLS / 8; ++n)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        if (8 * n + i > most || 8 * n + i <= least) s[n][2 * r + i] = MINUS_INFINITY;
+            }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float highest = top[r];
 #pragma unroll
             for (int n = 0; n < CELLS / 8; ++n)
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float v = mul(s[n][2 * r + i], scale);
-                    if (!whole) {
-                        const i64 cell = tile + 8 * n + 2 * t + i;
-                        if (cell > position[r] || (a.sliding > 0 && cell <= position[r] - a.sliding)) v = MINUS_INFINITY;
-                    }
-                    s[n][2 * r + i] = v;
-                    highest = fmaxf(highest, v);
-                }
+                for (int i = 0; i < 2; ++i) highest = fmaxf(highest, s[n][2 * r + i]);
             highest = fmaxf(highest, shuffle_xor(highest, 1));
             highest = fmaxf(highest, shuffle_xor(highest, 2));
-            const float shrink = exp2f(top[r] - highest);
+            const float shrink = exp2f(mul(top[r] - highest, scale)), less = mul(highest, -scale);
             top[r] = highest;
             float part_sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < CELLS / 8; ++n)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    s[n][2 * r + i] = exp2f(s[n][2 * r + i] - highest);
+                    s[n][2 * r + i] = exp2f(fmaf(s[n][2 * r + i], scale, less));
                     part_sum += s[n][2 * r + i];
                 }
             sum[r] = fmaf(sum[r], shrink, part_sum);
@@ -225,8 +231,9 @@ KERNEL(prompt_attention, THREADS_OF_ATTENTION, PromptAttentionArguments) {
         total += shuffle_xor(total, 2);
         if (query[r] == nullptr) continue;
         if (a.sinks != nullptr) {  // one more score, without a value
-            const float sink = mul(a.sinks[head * GROUP + (16 * warp + 8 * r + g) % GROUP], LOG2_E), highest = fmaxf(top[r], sink);
-            factor = exp2f(top[r] - highest);
+            const float sink = mul(a.sinks[head * GROUP + (16 * warp + 8 * r + g) % GROUP], LOG2_E), own = mul(top[r], scale);
+            const float highest = fmaxf(own, sink);
+            factor = exp2f(own - highest);
             total = fmaf(total, factor, exp2f(sink - highest));
         }
         float* out = a.out + row_head[r] * VALUE_DIM + blockIdx.z * VALUES;

@@ -13,6 +13,31 @@ static constexpr int SCALE_AT = 288;
 // for blocks of 32: eight f32 scales, then eight f32 f16(scale * sum of codes)
 static constexpr int WEIGHTED_AT = 288;
 
+// eight neighbours of a row from `at` on, past its end zeros
+DEVICE void load_eight(float (&v)[8], const float* row, int at, int columns) {
+    if (at + 8 <= columns && (u64)(row + at) % 16 == 0) {
+        const Word4 low = *(const Word4*)(row + at), high = *(const Word4*)(row + at + 4);
+        const u32 words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = bits_to_float(words[i]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = at + i < columns ? row[at + i] : 0.0f;
+}
+
+// the same back
+DEVICE void store_eight(float* row, const float (&v)[8], int at, int columns) {
+    if (at + 8 <= columns && (u64)(row + at) % 16 == 0) {
+        *(Word4*)(row + at) = Word4{float_to_bits(v[0]), float_to_bits(v[1]), float_to_bits(v[2]), float_to_bits(v[3])};
+        *(Word4*)(row + at + 4) = Word4{float_to_bits(v[4]), float_to_bits(v[5]), float_to_bits(v[6]), float_to_bits(v[7])};
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (at + i < columns) row[at + i] = v[i];
+}
+
 // One record by one warp; lane l holds elements 8 l …. SPAN: elements that share a scale, 256 or 32.
 template <int SPAN> DEVICE void round_record(const float (&v)[8], u8* record) {
     const int lane = lane_id();

@@ -28,7 +28,12 @@ KERNEL(round_rows, 256, RoundRowsArguments) {
     float factor = 1.0f;
     if (a.norm != nullptr) {
         float squares = 0.0f;
-        for (int i = threadIdx.x; i < columns; i += 256) squares = add(squares, mul(x[i], x[i]));
+        for (int at = 8 * threadIdx.x; at < columns; at += 8 * 256) {
+            float v[8];
+            load_eight(v, x, at, columns);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) squares = add(squares, mul(v[i], v[i]));
+        }
         squares = warp_sum(squares);
         if (lane == 0) room[warp] = squares;
         block_barrier();
@@ -38,13 +43,15 @@ KERNEL(round_rows, 256, RoundRowsArguments) {
     }
     for (int r = warp; r < records; r += 8) {
         float v[8];
+        const int at = 256 * r + 8 * lane;
+        load_eight(v, x, at, columns);
+        if (a.norm != nullptr) {
+            float weights[8];
+            load_eight(weights, a.norm, at, columns);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int at = 256 * r + 8 * lane + i;
-            v[i] = at < columns ? x[at] : 0.0f;
-            if (a.norm != nullptr && at < columns) v[i] = mul(mul(v[i], factor), a.norm[at]);
-            if (a.normed != nullptr && at < columns) a.normed[(i64)blockIdx.x * columns + at] = v[i];
+            for (int i = 0; i < 8; ++i) v[i] = mul(mul(v[i], factor), weights[i]);
         }
+        if (a.normed != nullptr) store_eight(a.normed + (i64)blockIdx.x * columns, v, at, columns);
         if (a.records != nullptr) round_record<BLOCK>(v, a.records + ((i64)blockIdx.x * records + r) * RECORD_BYTES);
     }
 }
@@ -68,19 +75,20 @@ KERNEL(round_hidden, 256, RoundHiddenArguments) {
     if (row >= a.window->rows * a.per_token) return;
     const int first = 256 * (int)(item % records) + 8 * lane;
     const i64 expert = a.gate_bias != nullptr ? a.ids[row] : 0;
-    float v[8];
+    float v[8], gate[8], up[8];
+    load_eight(gate, a.gate + row * columns, first, columns);
+    load_eight(up, a.up + row * columns, first, columns);
+    if (a.gate_bias != nullptr) {
+        float bias[8];
+        load_eight(bias, a.gate_bias + expert * columns, first, columns);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int at = first + i;
-        v[i] = 0.0f;
-        if (at >= columns) continue;
-        float gate = a.gate[row * columns + at], up = a.up[row * columns + at];
-        if (a.gate_bias != nullptr) {
-            gate = add(gate, a.gate_bias[expert * columns + at]);
-            up = add(up, a.up_bias[expert * columns + at]);
-        }
-        v[i] = activate((int)a.activation, gate, up);
-        if (a.hidden != nullptr) a.hidden[row * columns + at] = v[i];
+        for (int i = 0; i < 8; ++i) gate[i] = add(gate[i], bias[i]);
+        load_eight(bias, a.up_bias + expert * columns, first, columns);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) up[i] = add(up[i], bias[i]);
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = first + i < columns ? activate((int)a.activation, gate[i], up[i]) : 0.0f;
+    if (a.hidden != nullptr) store_eight(a.hidden + row * columns, v, first, columns);
     if (a.records != nullptr) round_record<BLOCK>(v, a.records + item * RECORD_BYTES);
 }

@@ -181,6 +181,8 @@ struct PlanArguments {
 // A block of threads an expert: each counts all routes, finds its own place, and puts its routes there in order.
 KERNEL(prompt_plan, 256, PlanArguments) {
     constexpr int MOST = 1024;
+    DYNAMIC_SHARED(memory);
+    u16* ids = (u16*)memory;  // [T * used]: read once from far away
     SHARED i32 counts[MOST], room[3][8];
     const int lane = lane_id(), warp = threadIdx.x / 32, experts = (int)a.experts, expert = blockIdx.x;
     await_previous_kernel();
@@ -188,7 +190,10 @@ KERNEL(prompt_plan, 256, PlanArguments) {
     const int n = (int)(a.window->rows * a.used);
     for (int e = threadIdx.x; e < experts; e += 256) counts[e] = 0;
     block_barrier();
-    for (int r = threadIdx.x; r < n; r += 256) atomic_add(counts + a.ids[r], 1);
+#pragma unroll 8
+    for (int r = threadIdx.x; r < n; r += 256) ids[r] = (u16)a.ids[r];
+    block_barrier();
+    for (int r = threadIdx.x; r < n; r += 256) atomic_add(counts + ids[r], 1);
     block_barrier();
     i32 pairs_before = 0, tiles_before = 0, tiles = 0;
     for (int e = threadIdx.x; e < experts; e += 256) {
@@ -214,13 +219,13 @@ KERNEL(prompt_plan, 256, PlanArguments) {
 
     const int share = (n + 255) / 256 * 32, from = warp * share, to = from + share < n ? from + share : n;  // of a warp
     i32 mine = 0;
-    for (int r = from; r < to; r += 32) mine += count_bits(warp_ballot(r + lane < to && a.ids[r + lane] == expert));
+    for (int r = from; r < to; r += 32) mine += count_bits(warp_ballot(r + lane < to && ids[r + lane] == expert));
     if (lane == 0) room[0][warp] = mine;
     block_barrier();
     i32 place = pairs_before;
     for (int w = 0; w < warp; ++w) place += room[0][w];
     for (int r = from; r < to; r += 32) {
-        const bool chosen = r + lane < to && a.ids[r + lane] == expert;
+        const bool chosen = r + lane < to && ids[r + lane] == expert;
         const u32 who = warp_ballot(chosen);
         if (chosen) a.pairs[place + count_bits(who & ((1u << lane) - 1u))] = r + lane;
         place += count_bits(who);

@@ -169,7 +169,8 @@ template <class F, int PARTS> struct Totals {
     }
     // k: which 32 of the 256
     DEVICE void load_codes(u32 (&b)[2], const u8* tokens, int k, int token, int t) {
-        *(u64*)b = *(const u64*)(tokens + k * TOKENS * 32 + (token ^ (k & 3)) * 32 + 8 * t);
+        const u64 both = *(const u64*)(tokens + k * TOKENS * 32 + (token ^ (k & 3)) * 32 + 8 * t);
+        b[0] = (u32)both, b[1] = (u32)(both >> 32);
     }
     DEVICE i32 scale_of(u32 word, int byte) {
         return F::SCALES == SIGNED_16 || F::SCALES == SIGNED_8 ? (i32)(i8)(word >> (8 * byte)) : (i32)((word >> (8 * byte)) & 255u);

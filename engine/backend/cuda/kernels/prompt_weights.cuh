@@ -64,6 +64,15 @@ template <class F> struct Scaling {
         if (F::SECOND == 8) prefetch_l2(m.second + (row * m.chunks + c) * 8);
     }
 
+    // of sums 2 i and 2 i + 1 of 16 elements, as f16
+    DEVICE u32 two_minimums(const Scaling& s, int i) {
+        constexpr int GROUPS = 64 / F::GROUP;  // of a chunk
+        const int first = 2 * i * 16 / F::GROUP, second = (2 * i + 1) * 16 / F::GROUP;
+        const u32 low = float_to_half((float)Chunk<F>::minimum(s.chunks[first / GROUPS], first % GROUPS));
+        const u32 high = float_to_half((float)Chunk<F>::minimum(s.chunks[second / GROUPS], second % GROUPS));
+        return low | high << 16;
+    }
+
     DEVICE void store(const Scaling& s, u8* tile, int row) {
         constexpr int GROUPS = 64 / F::GROUP;  // of a chunk
         if (F::SECOND == 8)
@@ -81,12 +90,9 @@ template <class F> struct Scaling {
         }
         if (F::MINIMUMS)
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {  // two sums of 16 in a word
-                const int first = 2 * i * 16 / F::GROUP, second = (2 * i + 1) * 16 / F::GROUP;  // groups
-                const u32 low = float_to_half((float)Chunk<F>::minimum(s.chunks[first / GROUPS], first % GROUPS));
-                const u32 high = float_to_half((float)Chunk<F>::minimum(s.chunks[second / GROUPS], second % GROUPS));
-                ((u32*)(tile + Tile::MINIMUMS_AT + row * Tile::MINIMUMS_ROW))[i] = low | high << 16;
-            }
+            for (int half = 0; half < 2; ++half)
+                *(Word4*)(tile + Tile::MINIMUMS_AT + row * Tile::MINIMUMS_ROW + 16 * half) =
+                    Word4{two_minimums(s, 4 * half), two_minimums(s, 4 * half + 1), two_minimums(s, 4 * half + 2), two_minimums(s, 4 * half + 3)};
         float *d = (float*)(tile + Tile::D_AT), *m = (float*)(tile + Tile::M_AT);
         if (!Tile::NARROW) {
             d[row] = Chunk<F>::d(s.chunks[0], 0);

@@ -46,7 +46,7 @@ def route(chunk: Chunk, spec: base.Moe, x: Buffer, columns: int, router: Buffer,
             "window": chunk.window, "logits": logits, "selection_bias": selection_bias, "experts": experts, "used": used,
             "scoring": _SCORINGS[spec.scoring], "normalise": int(spec.normalise), "groups": spec.groups,
             "groups_used": spec.groups_used, "weight_scale": spec.weight_scale, "ids": choice.ids, "weights": choice.weights}),
-        Launch("prompt_route", (), "prompt_plan", (experts, 1, 1), 256, 0, {
+        Launch("prompt_route", (), "prompt_plan", (experts, 1, 1), 256, 2 * chunk.tokens * used, {
             "window": chunk.window, "ids": choice.ids, "experts": experts, "used": used, "pairs": choice.plan.pairs,
             "tiles": choice.plan.tiles, "tile_count": choice.plan.count, "usage": usage})]
 
