@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import log
 
 from engine.backend.base import Mla
+from engine.errors import BadModel
 from engine.gguf import Tensor
 from engine.model.base import Hyper, Tensors
 from engine.model.layers.attention import rope_spec
@@ -25,6 +26,8 @@ def mla_spec(hyper: Hyper) -> Mla:
     head_dim = hyper.integer(f"attention.key_length{suffix}", high=1 << 12)
     turned = hyper.integer("rope.dimension_count", high=head_dim - 1)
     rope, sharpening = rope_spec(hyper, turned, adjacent=True), 1.0
+    if rope.yarn is None and rope.scale != 1:
+        raise BadModel(f"{hyper.arch}.rope.scaling.type: attention over compressed cells is stretched by yarn or not at all")
     if rope.yarn is not None:
         # files hold a tenth of the multiplier; where there is one, the cosines are not stretched but the scores
         multiplier = hyper.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
