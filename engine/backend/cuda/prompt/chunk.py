@@ -18,6 +18,11 @@ class Chunk:
     tokens: int
     context: int  # cells of a cache
 
+    @property
+    def ids(self) -> Buffer:
+        """The chunk's tokens i32 [tokens]."""
+        return self.scratch("ids_of_tokens", 4 * self.tokens)
+
     def rows(self, name: str, width: int, *, per_token: int = 1) -> Buffer:
         """Scratch rows f32 [tokens * per_token, width] under a name that all layers share."""
         return self.memory.scratch(f"prompt.{name}", 4 * self.tokens * per_token * width)
