@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar
 
@@ -62,6 +63,10 @@ class EventStream:
         return self._response
 
     async def _write(self, data: bytes) -> None:
+        transport = self._request.transport
+        if self.started and transport is not None and transport.get_write_buffer_size() == 0:
+            await self._response.write(data)  # nothing waits to be sent, so this does not wait either
+            return
         try:
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 if not self.started:
@@ -75,27 +80,41 @@ class EventStream:
 async def with_pauses(
     source: AsyncGenerator[Item, None], pause_s: float, *, first_pause_s: float | None = None
 ) -> AsyncGenerator[Item | None, None]:
-    """The items of `source`, and None whenever it has said nothing for `pause_s`; the first None may come at another time."""
-    pending: asyncio.Task[Item] | None = None
+    """The items of `source`, and None whenever it has said nothing for `pause_s`; the first None may come at another time.
+
+    The source runs in one task of its own, ahead of a slow reader: a task for every item costs more than all our other
+    work on a token.
+    """
+    items: deque[Item] = deque()
+    news = asyncio.Event()
+
+    async def read() -> None:
+        try:
+            async for item in source:
+                items.append(item)
+                news.set()
+        finally:
+            news.set()
+
+    reader = asyncio.create_task(read())
     wait_s = pause_s if first_pause_s is None else first_pause_s
     try:
         while True:
-            if pending is None:
-                pending = asyncio.ensure_future(anext(source))
-            done, _ = await asyncio.wait({pending}, timeout=wait_s)
-            wait_s = pause_s
-            if not done:
-                yield None
-                continue
-            task, pending = pending, None
-            try:
-                item = task.result()
-            except StopAsyncIteration:
+            while items:
+                wait_s = pause_s
+                yield items.popleft()
+            if reader.done():
+                await reader  # raises what the source has raised
                 return
-            yield item
+            news.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await news.wait()
+            except TimeoutError:
+                wait_s = pause_s
+                yield None
     finally:
-        if pending is not None:
-            pending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
-                await pending
+        reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await reader
         await source.aclose()
