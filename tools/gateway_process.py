@@ -66,10 +66,15 @@ class GatewayProcess:
 
 @contextmanager
 def running(
-    directory: Path, flags: Sequence[str], *, engine: str | None = None, model: Path | None = None
+    directory: Path,
+    flags: Sequence[str],
+    *,
+    engine: str | None = None,
+    model: Path | None = None,
+    log: Path | None = None,
 ) -> Iterator[GatewayProcess]:
-    """Start one. `engine` is a command in place of the real engine; it then gets a model file without tensors."""
-    log = directory / "gateway.log"
+    """Start one. `engine` is a command in place of the real engine; without a model one without tensors is made for it."""
+    log = directory / "gateway.log" if log is None else log
     if model is None:
         model = directory / "vocabulary.gguf"
         write_gguf(model, "llama", metadata={"general.name": "letters", **vocabulary_metadata()}, tensors={})
