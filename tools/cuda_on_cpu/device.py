@@ -1,151 +1,172 @@
-"""A card that is none: `engine.backend.cuda.device.Device` on the host's memory, with guards around every allocation.
+"""A card that is none: `engine.backend.cuda.device.Device` on the host's memory. A graph is the list of its launches.
 
-Kernels are compiled by g++ with cuda_on_cpu.h, kept by a digest of the sources. A graph is the list of its launches.
+Behind and before every allocation lies memory that nobody may touch; what little lies between holds a pattern that is
+looked at after a launch. So a kernel that leaves its buffers is found, in most cases at the very access.
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
+import mmap
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.backend.cuda.device import Pinned
-from engine.backend.cuda.launch import KERNELS, Launch
-from engine.backend.cuda.toolchain import MAX_REGISTERS, cache_folder, sources_digest
+from engine.backend.cuda.launch import Launch
+from tools.cuda_on_cpu.emulator import KernelFault, Program, load, missing_compiler
 
-_HEADER = Path(__file__).with_name("cuda_on_cpu.h")
-_GUARD_BYTES, _GUARD = 512, 0xA5
-_FAILURES = {1: "threads wait for each other for ever", 2: "shared memory was written behind its end", 3: "too many threads"}
-_FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w", "-DTERRACE_EMULATED")
+__all__ = ["EmulatedDevice", "KernelFault", "missing_compiler"]
+_PATTERN = 0xA5
+_ALIGNMENT = 16  # of an allocation's end, so that the next page lies directly behind it
+_NO_ACCESS = 0
+
+
+@dataclass(frozen=True)
+class _Allocation:
+    address: int
+    n_bytes: int
+    pages: mmap.mmap  # without the first and the last page, which cannot be accessed
+    start: int  # where in the pages
+
+    def borders_hold(self) -> bool:
+        """Whether what lies between the allocation and its pages' ends has not been written."""
+        last, behind = len(self.pages) - mmap.PAGESIZE, self.start + self.n_bytes
+        return (self.pages[mmap.PAGESIZE:self.start].count(_PATTERN) == self.start - mmap.PAGESIZE
+                and self.pages[behind:last].count(_PATTERN) == last - behind)
 
 
 class EmulatedDevice:
-    """See the module. `blocks_backwards` runs the blocks of a grid from the last to the first."""
+    """See the module. `order`: blocks, warps and lanes run as they are counted (0), backwards (1) or shuffled by a seed."""
 
-    name, arch, sm_count = "emulated", "sm_90", 4
+    name, arch, sm_count, l2_bytes = "emulated", "sm_90", 4, 1 << 20
 
-    def __init__(self, *, blocks_backwards: bool = False) -> None:
-        self._order = int(blocks_backwards)
-        self._memory: dict[int, np.ndarray] = {}
-        self._sizes: dict[int, tuple[int, int]] = {}  # where in the array the allocation starts, and its bytes
-        self._captured: list[Launch] | None = None
+    def __init__(self, *, order: int = 0) -> None:
         self.launches = 0
+        self._order = order
+        self._allocations: dict[int, _Allocation] = {}
+        self._captured: list[tuple[Launch, bool]] | None = None
+        self._mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+        self._mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+    # --- memory ---------------------------------------------------------------------------------------------------
     def free_bytes(self) -> int:
         """As much as anybody will ask for."""
         return 1 << 34
 
     def allocate(self, n_bytes: int) -> int:
         """New zeroed memory between two guards."""
-        raw = np.full(n_bytes + 2 * _GUARD_BYTES + 256, _GUARD, np.uint8)
-        start = _GUARD_BYTES + -(raw.ctypes.data + _GUARD_BYTES) % 256
-        raw[start:start + n_bytes] = 0
-        address = raw.ctypes.data + start
-        self._memory[address] = raw
-        self._sizes[address] = start, n_bytes
-        return address
+        self._not_while_recording("memory is asked for")
+        behind = -n_bytes % _ALIGNMENT
+        size = -(-(n_bytes + behind) // mmap.PAGESIZE) * mmap.PAGESIZE + 2 * mmap.PAGESIZE
+        pages = mmap.mmap(-1, size)
+        start = size - mmap.PAGESIZE - behind - n_bytes
+        base = np.frombuffer(pages, np.uint8).ctypes.data
+        pages[mmap.PAGESIZE:start] = bytes([_PATTERN]) * (start - mmap.PAGESIZE)
+        pages[start + n_bytes:size - mmap.PAGESIZE] = bytes([_PATTERN]) * behind
+        for guard in (base, base + size - mmap.PAGESIZE):
+            if self._mprotect(guard, mmap.PAGESIZE, _NO_ACCESS):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self._allocations[base + start] = _Allocation(base + start, n_bytes, pages, start)
+        return base + start
 
     def free(self, address: int) -> None:
-        """Give memory back; its guards are looked at once more."""
-        self.check_guards()
-        del self._memory[address], self._sizes[address]
+        """Give memory back; its borders are looked at once more."""
+        self._check(self._allocations.pop(address))
 
     def check_guards(self) -> None:
-        """Raise AssertionError if something was written outside of an allocation."""
-        for address, raw in self._memory.items():
-            start, n_bytes = self._sizes[address]
-            if (raw[:start] != _GUARD).any() or (raw[start + n_bytes:] != _GUARD).any():
-                raise AssertionError(f"memory around an allocation of {n_bytes} bytes was written")
+        """Raise KernelFault if something was written outside of an allocation."""
+        for allocation in self._allocations.values():
+            self._check(allocation)
+
+    def _check(self, allocation: _Allocation) -> None:
+        if not allocation.borders_hold():
+            raise KernelFault(f"memory around an allocation of {allocation.n_bytes} bytes was written")
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Pinned:
         """Host memory."""
-        address = self.allocate(prod(shape) * np.dtype(dtype).itemsize)
-        start, n_bytes = self._sizes[address]
-        return Pinned(self._memory[address][start:start + n_bytes].view(dtype).reshape(shape), address)
+        found = self._allocations[self.allocate(prod(shape) * np.dtype(dtype).itemsize)]
+        return Pinned(np.frombuffer(found.pages, dtype, prod(shape), found.start).reshape(shape), found.address)
 
     def upload(self, address: int, values: np.ndarray) -> None:
         """Copy in."""
+        self._not_while_recording("an upload")
         values = np.ascontiguousarray(values)
+        self._must_hold(address, values.nbytes)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
     def download(self, address: int, values: np.ndarray) -> None:
-        """Copy out."""
+        """Copy out, into a contiguous array."""
+        self._not_while_recording("a download")
+        self._must_hold(address, values.nbytes)
+        if not values.flags.c_contiguous:
+            raise KernelFault("a download into an array that is not contiguous")
         ctypes.memmove(values.ctypes.data, address, values.nbytes)
 
     def fill_zero(self, address: int, n_bytes: int) -> None:
         """Zeros."""
+        self._must_hold(address, n_bytes)
         ctypes.memset(address, 0, n_bytes)
 
-    def load_launch(self, launch: Launch) -> Any:
-        """The kernel's function."""
-        return getattr(_program(launch.program, launch.defines), launch.kernel)
+    def _must_hold(self, address: int, n_bytes: int) -> None:
+        if not any(found.address <= address and address + n_bytes <= found.address + found.n_bytes
+                   for found in self._allocations.values()):
+            raise KernelFault(f"{n_bytes} bytes {self._place(address)} are copied")
 
-    def run(self, launch: Launch, *, handle: Any = None, dependent: bool = False) -> None:
-        """Run now, or record while capturing."""
+    def _place(self, address: int) -> str:
+        """An address in words."""
+        for found in self._allocations.values():
+            if found.address - mmap.PAGESIZE <= address < found.address + found.n_bytes + 2 * mmap.PAGESIZE:
+                return f"at byte {address - found.address} of an allocation of {found.n_bytes}"
+        return f"at {address:#x}"
+
+    def _not_while_recording(self, what: str) -> None:
         if self._captured is not None:
-            launch.packed()
-            self._captured.append(launch)
+            raise KernelFault(f"{what} while a graph is recorded")
+
+    # --- kernels --------------------------------------------------------------------------------------------------
+    def load_launch(self, launch: Launch) -> Program:
+        """The launch's program."""
+        return load(launch.program, launch.defines)
+
+    def run(self, launch: Launch, *, handle: Program | None = None, dependent: bool = False) -> None:
+        """Run now, or record while capturing."""
+        packed = launch.packed()
+        if self._captured is not None:
+            self._captured.append((launch, dependent))
             return
         self.launches += 1
-        packed = launch.packed()
-        result = (handle or self.load_launch(launch))(
-            (ctypes.c_uint32 * 3)(*launch.grid), launch.threads, launch.shared_bytes, self._order,
-            ctypes.create_string_buffer(packed, len(packed)))
-        if result:
-            raise AssertionError(f"{launch.program}.{launch.kernel} {launch.grid}: {_FAILURES[result]}")
-        self.check_guards()
+        found = (handle or self.load_launch(launch)).run(
+            launch.kernel, launch.grid, launch.threads, launch.shared_bytes, packed, seed=self._order, dependent=dependent)
+        if found is not None:
+            words, address = found
+            place = f" ({self._place(address)})" if address else ""
+            raise KernelFault(f"{launch.program}.{launch.kernel} {launch.grid}: {words}{place}")
+        for address in {getattr(value, "buffer", value).address for value in launch.arguments.values()
+                        if hasattr(value, "address")} & self._allocations.keys():
+            if not self._allocations[address].borders_hold():
+                raise KernelFault(f"{launch.program}.{launch.kernel} {launch.grid}: memory beside an allocation of "
+                                  f"{self._allocations[address].n_bytes} bytes was written")
 
     def begin_capture(self) -> None:
         """Record from here on."""
         self._captured = []
 
-    def end_capture(self) -> list[Launch]:
+    def end_capture(self) -> list[tuple[Launch, bool]]:
         """What was recorded."""
         launches, self._captured = self._captured, None
         return launches
 
-    def launch_graph(self, graph: list[Launch]) -> None:
+    def launch_graph(self, graph: list[tuple[Launch, bool]]) -> None:
         """Run a recording."""
-        for launch in graph:
-            self.run(launch)
+        for launch, dependent in graph:
+            self.run(launch, dependent=dependent)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Everything has happened when it was asked for."""
         if not condition():
-            raise AssertionError("waits for something that never comes")
+            raise KernelFault("waits for something that never comes")
 
     def synchronize(self) -> None:
         """Nothing is under way."""
-
-
-def missing_compiler() -> str | None:
-    """Why kernels cannot be compiled here, or None."""
-    return None if shutil.which("g++") else "g++ is not installed"
-
-
-@cache
-def _program(name: str, defines: tuple[tuple[str, str], ...]) -> ctypes.CDLL:
-    """A program as a shared library."""
-    described = "\0".join([name, repr(defines), sources_digest(name), _HEADER.read_text(), *_FLAGS])
-    folder = cache_folder()
-    kept = folder / f"{name}-{hashlib.sha256(described.encode()).hexdigest()[:32]}.so"
-    if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=folder)
-        os.close(handle)
-        wanted = [f"-D{key}={value}" for key, value in defines if key != MAX_REGISTERS]
-        command = ["g++", *_FLAGS, *wanted, f"-I{KERNELS}", f"-I{_HEADER.parent}", "-x", "c++", str(KERNELS / f"{name}.cu"),
-                   "-o", partial]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise AssertionError(f"{name}.cu with {dict(defines)} does not compile:\n{done.stderr[:4000]}")
-        Path(partial).replace(kept)
-    return ctypes.CDLL(str(kept))

@@ -24,6 +24,11 @@ class Layout:
     activation_block: int  # elements that share the scale of an activation
     weighted: bool = False  # activations come with f16(scale * sum)
 
+    @property
+    def terms_a_chunk(self) -> float:
+        """Floats that a chunk adds to a row's sum."""
+        return {256: 0.25, 64: 4, 32: 2}[self.scale_unit]
+
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Memory of one matrix [rows, columns]."""
         chunks = chunks_of(columns)
@@ -64,3 +69,8 @@ def tensor_bytes(name: str, shape: tuple[int, ...]) -> int:
     if name in FLOAT_BYTES:
         return prod(shape) * FLOAT_BYTES[name]
     return prod(shape[:-2]) * LAYOUTS[name].matrix_bytes(shape[-2], shape[-1])
+
+
+def held(columns: int) -> int:
+    """Blocks of 256 elements that each of a block's eight warps has in registers (kernels/rounding.cuh)."""
+    return -(-columns // 2048)

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.backend.cuda.launch import Buffer, Launch
-from engine.backend.cuda.layouts import LAYOUTS, chunks_of
+from engine.backend.cuda.layouts import LAYOUTS, chunks_of, held
 from engine.backend.cuda.memory import Weight
 
 _THREADS, _WARPS = 256, 8
+# blocks that a multiprocessor holds, by tokens: decoding wants as much memory under way as there can be
+_BLOCKS_AT_ONCE = MappingProxyType({1: 3, 2: 2, 4: 1, 8: 1})
 WINDOWS = (1, 2, 4, 8)  # tokens that a window's kernels are made for
 
 
@@ -66,8 +69,14 @@ def _matvec(name: str, group: Sequence[Product], common: dict, tokens: int, mult
         arguments |= {f"weights{i}": product.weight.buffer if product else 0, f"rows{i}": product.weight.rows if product else 0,
                       f"out{i}": product.out if product else 0, f"bias{i}": product.bias if product else None}
         warps += -(-product.weight.rows // rows) if product else 0
-    return Launch("matvec", (("FORMAT", name), ("ROWS", str(rows)), ("DEPTH", str(depth))), f"matvec_{tokens}",
-                  (min(-(-warps // _WARPS), 2 * multiprocessors), 1, 1), _THREADS,
+    blocks, at_once = -(-warps // _WARPS), _BLOCKS_AT_ONCE[tokens]
+    once = blocks <= at_once * multiprocessors
+    if not once:  # the next rows are on their way in registers of their own
+        at_once = min(at_once, 2)
+    resident = at_once * multiprocessors
+    defines = (("FORMAT", name), ("ROWS", str(rows)), ("DEPTH", str(depth)), ("HELD", str(held(columns))),
+               ("ONCE", str(int(once))), ("MIN_BLOCKS", str(at_once)))
+    return Launch("matvec", defines, f"matvec_{tokens}", (min(blocks, resident), 1, 1), _THREADS,
                   tokens * LAYOUTS[name].rounded_bytes(columns), arguments)
 
 

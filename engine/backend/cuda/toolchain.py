@@ -15,7 +15,6 @@ from engine.errors import Internal
 
 _OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-MAX_REGISTERS = "MAX_REGISTERS"  # a define that is an option of the compiler
 
 
 def cache_folder() -> Path:
@@ -24,14 +23,15 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache" / "terrace") / "kernels" / "cuda"
 
 
-def sources_digest(program: str) -> str:
-    """A digest of a program's source and of everything that it includes."""
+def sources_digest(program: str, folder: Path = KERNELS) -> str:
+    """A digest of a program's source in a folder and of everything that it includes, from there or from our kernels."""
     total, seen, waiting = hashlib.sha256(), set(), [f"{program}.cu"]
     while waiting:
         name = waiting.pop()
-        if name not in seen and (KERNELS / name).exists():
+        path = next((place / name for place in (folder, KERNELS) if (place / name).exists()), None)
+        if name not in seen and path is not None:
             seen.add(name)
-            text = (KERNELS / name).read_text()
+            text = path.read_text()
             total.update(f"{name}\0{text}\0".encode())
             waiting += _INCLUDE.findall(text)
     return total.hexdigest()
@@ -42,7 +42,7 @@ def compile_cubin(program: str, defines: tuple[tuple[str, str], ...], arch: str)
     from cuda.bindings import nvrtc
 
     options = [*_OPTIONS, f"--gpu-architecture={arch}", f"--include-path={KERNELS}"]
-    options += [f"--maxrregcount={value}" if name == MAX_REGISTERS else f"-D{name}={value}" for name, value in defines]
+    options += [f"-D{name}={value}" for name, value in defines]
     version = _checked(nvrtc, *nvrtc.nvrtcVersion())
     described = "\0".join([program, *options[:-1 - len(defines)], *map(repr, defines), repr(version), sources_digest(program)])
     kept = cache_folder() / f"{program}-{hashlib.sha256(described.encode()).hexdigest()[:32]}.cubin"

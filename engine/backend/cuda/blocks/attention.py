@@ -13,7 +13,8 @@ from engine.backend.cuda.rows import Target
 from engine.errors import BadModel
 
 _LEAST_SPLIT = 64  # cells of the smallest part of a split: one tile of the kernel
-_MOST_GROUP = 16  # query heads of a key head that the kernel keeps
+_MOST_SPLITS = 128  # as in kernels/attention.cu
+_MOST_VALUES = 7168  # of the queries and results of a key head, which the kernel keeps in shared memory
 
 
 class KeyValueCache:
@@ -53,7 +54,7 @@ class AttentionBlock:
             projected += [self.index.query, self.index.key]
         launches = products(b.window, self.source, projected, tokens, multiprocessors=b.multiprocessors)
         group = s.heads // s.kv_heads
-        splits = max(1, min(-(-2 * b.multiprocessors // s.kv_heads), -(-b.max_context // _LEAST_SPLIT)))
+        splits = max(1, min(-(-2 * b.multiprocessors // s.kv_heads), -(-b.max_context // _LEAST_SPLIT), _MOST_SPLITS))
         query_stride = s.head_dim * (2 if s.gated else 1)
         if s.whole_norms:
             launches += [b.norm_launch(product.out, heads * s.head_dim, self.norms[role], s.eps, tokens)
@@ -86,9 +87,9 @@ class AttentionBlock:
 def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache | None):
     """Record the block on rows x f32 [T, D]: rows f32 [T, D]."""
     group, dim = spec.heads // spec.kv_heads, spec.head_dim
-    if dim % 8 or spec.value_dim % 8 or max(dim, spec.value_dim) > 512 or group > _MOST_GROUP:
-        raise BadModel(f"{w['q'].name}: {group} query heads of {dim} a key head: CUDA has at most {_MOST_GROUP} of 512, a "
-                       "multiple of 8")
+    if dim % 8 or spec.value_dim % 8 or spec.value_dim > 512 or group * (dim + spec.value_dim) > _MOST_VALUES:
+        raise BadModel(f"{w['q'].name}: {group} query heads of {dim} and values of {spec.value_dim} a key head: CUDA has "
+                       f"multiples of 8, and {_MOST_VALUES} in all")
     if "k" in w:
         cache = cache or KeyValueCache(b, spec, w["k"].name)
     if cache is None or (cache.spec.kv_heads, cache.spec.head_dim) != (spec.kv_heads, dim):

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from engine.backend import base
 from engine.backend.cuda.launch import Buffer, Launch
-from engine.backend.cuda.layouts import LAYOUTS, chunks_of
+from engine.backend.cuda.layouts import LAYOUTS, chunks_of, held
 from engine.backend.cuda.memory import Weight, float_values
 from engine.backend.cuda.products import Product, Source, products, rows_and_depth
 from engine.backend.cuda.rows import Target
@@ -15,8 +15,8 @@ from engine.errors import BadModel
 # numbers as in kernels/activation.cuh and kernels/router.cu
 ACTIVATIONS = MappingProxyType({"swiglu": 0, "geglu": 1, "clamped_swiglu": 2})
 SCORINGS = MappingProxyType({"softmax": 0, "sigmoid": 1, "selected_softmax": 2})
-_ROUTER_WARPS = 4
 _MOST_USED, _MOST_GROUPS = 32, 32  # lanes of a warp
+_MOST_EXPERTS = 512
 
 
 @dataclass
@@ -49,8 +49,8 @@ class ExpertsBlock:
         b, s, columns = self.b, self.spec, self.source.columns
         other = self.router_source
         return [Launch(
-            "router", (("FORMAT", self.gate.format),), "router", (-(-s.experts // _ROUTER_WARPS), 1, 1), 32 * _ROUTER_WARPS,
-            max(4 * columns, 8 * _ROUTER_WARPS * s.experts), {
+            "router", (("FORMAT", self.gate.format), ("HELD", str(held(columns)))), "router", (-(-s.experts // 8) + 1, 1, 1), 256,
+            4 * max(columns, 8 * s.experts), {
                 "window": b.window, "x": self.source.x, "norm": self.source.norm, "eps": self.source.eps,
                 "router_x": other.x if other else None, "router_norm": other.norm if other else None, "columns": columns,
                 "weights": self.router, "bias": self.vectors.get("router_bias"),
@@ -68,7 +68,7 @@ class ExpertsBlock:
         hidden, ids = b.scratch_rows("expert_hidden", s.used * stride), b.memory.scratch("ids", 4 * 8 * s.used)
         _, depth = rows_and_depth(columns)
         first = Launch(
-            "experts", (("FORMAT", self.gate.format), ("DEPTH", str(depth))), "gate_up", (-(-stride // 8), tokens * s.used, 1),
+            "experts", (("FORMAT", self.gate.format), ("DEPTH", str(depth)), ("HELD", "1"), ("MIN_BLOCKS", str(4 // depth))), "gate_up", (-(-stride // 8), tokens * s.used, 1),
             256, 0, {
                 "window": b.window, "rounded": b.memory.scratch("rounded", 0), "ids": ids, "gate": self.gate.buffer,
                 "up": self.up.buffer, "matrix_rows": self.gate.rows, "gate_first": 0, "up_first": self.up_first,
@@ -76,10 +76,12 @@ class ExpertsBlock:
                 "gate_bias": self.vectors.get("gate_exps_bias"), "up_bias": self.vectors.get("up_exps_bias"), "used": s.used,
                 "columns": columns, "inner": inner, "inner_stride": stride, "activation": ACTIVATIONS[s.activation],
                 "hidden": hidden})
-        depth = min(4, -(-s.used * stride // 64 // 32))
+        chunks, layout = s.used * stride // 64, LAYOUTS[self.down.format]
+        depth = min(4, -(-chunks // 32))
+        shared_bytes = layout.rounded_bytes(64 * chunks) + 4 * 8 * int(chunks * layout.terms_a_chunk)
         return first, Launch(
-            "experts", (("FORMAT", self.down.format), ("DEPTH", str(depth))), "down",
-            (-(-self.down.rows // 8), tokens, 1), 256, LAYOUTS[self.down.format].rounded_bytes(s.used * stride), {
+            "experts", (("FORMAT", self.down.format), ("DEPTH", str(depth)), ("HELD", str(held(64 * chunks))), ("MIN_BLOCKS", "2")), "down",
+            (-(-self.down.rows // 8), tokens, 1), 256, shared_bytes, {
                 "window": b.window, "hidden": hidden, "ids": ids, "route_weights": b.scratch_rows("route_weights", s.used),
                 "weights": self.down.buffer, "expert_bytes": self.down.matrix_bytes, "rows": self.down.rows, "inner": inner,
                 "inner_stride": stride, "used": s.used, "bias": self.vectors.get("down_exps_bias"),
@@ -144,6 +146,9 @@ def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
     if spec.used > _MOST_USED or spec.groups > _MOST_GROUPS:
         raise BadModel(f"{w['router'].name}: {spec.used} experts of {spec.groups} groups a token: CUDA has at most "
                        f"{_MOST_USED} of {_MOST_GROUPS}")
+    if spec.experts > _MOST_EXPERTS or w["router"].shape[-1] % 8:
+        raise BadModel(f"{w['router'].name}: its shape is {w['router'].shape}, CUDA has at most {_MOST_EXPERTS} experts and "
+                       "widths that are multiples of 8")
     for tensor in (first, w["down_exps"]):
         if tensor.format.name not in LAYOUTS:
             raise BadModel(f"{tensor.name}: experts in {tensor.format.name} have no kernel on CUDA")

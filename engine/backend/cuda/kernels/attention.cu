@@ -16,7 +16,7 @@
 
 static constexpr int TILE = 64;    // cells of a tile
 static constexpr int WINDOW_MAX = 8;
-static constexpr int GROUP = HEADS_A_KEY;
+static constexpr int GROUP = HEADS_A_KEY, MOST_SPLITS = 128;
 #define LEAST (-1e30f)  // a score that no cell has: nothing seen yet
 
 struct AttentionArguments {
@@ -47,6 +47,7 @@ KERNEL(attention, 256, AttentionArguments) {
     SHARED float scores[GROUP * TILE];
     SHARED float tops[GROUP], sums[GROUP], factors[GROUP];
     SHARED float work[WARPS * (DIM > VALUE_DIM ? DIM : VALUE_DIM)];
+    SHARED float mixed[GROUP * VALUE_DIM], weights[GROUP * MOST_SPLITS];
     SHARED u32 place_in_line;
     await_previous_kernel();
     let_next_kernel_start();
@@ -92,13 +93,12 @@ KERNEL(attention, 256, AttentionArguments) {
     for (int h = threadIdx.x; h < GROUP; h += blockDim.x) tops[h] = LEAST, sums[h] = 0.0f;
     block_barrier();
 
-    // a thread sums up for one pair of value columns the heads of its share
-    constexpr int PAIRS = VALUE_DIM / 2, SHARES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, PASSES = (PAIRS + 255) / 256;
-    constexpr int HEADS_A_SHARE = (GROUP + SHARES - 1) / SHARES;
-    float mix[PASSES][HEADS_A_SHARE][2];
-    for (int p = 0; p < PASSES; ++p)
-        for (int h = 0; h < HEADS_A_SHARE; ++h) mix[p][h][0] = mix[p][h][1] = 0.0f;
-    const int share = threadIdx.x / PAIRS % SHARES, pair = threadIdx.x % (PAIRS < 256 ? PAIRS : 256);
+    // a thread sums up one pair of value columns of all heads, over the cells of its slice
+    constexpr int PAIRS = VALUE_DIM / 2, SLICES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, BATCH = 8;
+    const int slice = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS;
+    float mix[GROUP][2];
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) mix[h][0] = mix[h][1] = 0.0f;
 
     for (i64 tile = first; tile < last; tile += TILE) {
         const int count = (int)(last - tile < TILE ? last - tile : TILE);
@@ -116,11 +116,16 @@ KERNEL(attention, 256, AttentionArguments) {
                 for (int i = 8 * part; i < DIM; i += 64) {
                     const Word4 word = *(const Word4*)(k + i);
                     const u32 words[4] = {word.x, word.y, word.z, word.w};
+                    float v[8];
 #pragma unroll
-                    for (int e = 0; e < 8; ++e) {
-                        const float v = half_to_float((u16)(words[e / 2] >> (16 * (e % 2))));
+                    for (int e = 0; e < 8; ++e) v[e] = half_to_float((u16)(words[e / 2] >> (16 * (e % 2))));
 #pragma unroll
-                        for (int h = 0; h < GROUP; ++h) dots[h] = fmaf(query[h * DIM + i + e], v, dots[h]);
+                    for (int h = 0; h < GROUP; ++h) {
+                        float q[8];
+                        *(Word4*)q = *(const Word4*)(query + h * DIM + i);
+                        *(Word4*)(q + 4) = *(const Word4*)(query + h * DIM + i + 4);
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) dots[h] = fmaf(q[e], v[e], dots[h]);
                     }
                 }
             }
@@ -148,71 +153,98 @@ KERNEL(attention, 256, AttentionArguments) {
             if (lane == 0) factors[h] = factor, sums[h] = sums[h] * factor + sum, tops[h] = top;
         }
         block_barrier();
-        if (threadIdx.x < PAIRS * SHARES || PASSES > 1)
-            for (int p = 0; p < PASSES; ++p) {
-                const int column = 2 * (pair + 256 * p);
-                if (column >= VALUE_DIM) continue;
+        if (slice < SLICES) {
 #pragma unroll
-                for (int h = 0; h < HEADS_A_SHARE; ++h)
-                    if (share * HEADS_A_SHARE + h < GROUP) {
-                        mix[p][h][0] *= factors[share * HEADS_A_SHARE + h];
-                        mix[p][h][1] *= factors[share * HEADS_A_SHARE + h];
-                    }
-#pragma unroll 4
-                for (int c = 0; c < count; ++c) {
+            for (int h = 0; h < GROUP; ++h) mix[h][0] *= factors[h], mix[h][1] *= factors[h];
+            for (int c0 = slice; c0 < count; c0 += SLICES * BATCH) {
+                u32 two[BATCH];
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) {
+                    const int c = c0 + SLICES * k;
+                    two[k] = 0;
+                    if (c >= count) continue;
                     const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
                     const bool is_new = a.key != nullptr && cell >= before;
                     const u16* v = is_new ? new_values + (cell - before) * VALUE_DIM : a.values + (head * a.context + cell) * VALUE_DIM;
-                    const u32 two = *(const u32*)(v + column);
-                    const float low = half_to_float((u16)two), high = half_to_float((u16)(two >> 16));
+                    two[k] = *(const u32*)(v + 2 * pair);
+                }
 #pragma unroll
-                    for (int h = 0; h < HEADS_A_SHARE; ++h)
-                        if (share * HEADS_A_SHARE + h < GROUP) {
-                            const float e = scores[(share * HEADS_A_SHARE + h) * TILE + c];
-                            mix[p][h][0] = fmaf(e, low, mix[p][h][0]);
-                            mix[p][h][1] = fmaf(e, high, mix[p][h][1]);
-                        }
+                for (int k = 0; k < BATCH; ++k) {
+                    const int c = c0 + SLICES * k;
+                    if (c >= count) continue;
+                    const float low = half_to_float((u16)two[k]), high = half_to_float((u16)(two[k] >> 16));
+#pragma unroll
+                    for (int h = 0; h < GROUP; ++h) {
+                        const float e = scores[h * TILE + c];
+                        mix[h][0] = fmaf(e, low, mix[h][0]), mix[h][1] = fmaf(e, high, mix[h][1]);
+                    }
                 }
             }
+        }
         block_barrier();
     }
 
     const i64 group = t * a.kv_heads + head;
     float* parts = a.parts + (group * splits + split) * GROUP * VALUE_DIM;
-    if (threadIdx.x < PAIRS * SHARES || PASSES > 1)
-        for (int p = 0; p < PASSES; ++p)
-            for (int h = 0; h < HEADS_A_SHARE; ++h) {
-                const int column = 2 * (pair + 256 * p), which = share * HEADS_A_SHARE + h;
-                if (column >= VALUE_DIM || which >= GROUP) continue;
-                parts[which * VALUE_DIM + column] = mix[p][h][0];
-                parts[which * VALUE_DIM + column + 1] = mix[p][h][1];
+    for (int k = 0; k < SLICES; ++k) {  // slice by slice, in order
+        if (slice == k)
+#pragma unroll
+            for (int h = 0; h < GROUP; ++h) {
+                float* sum = mixed + h * VALUE_DIM + 2 * pair;
+                sum[0] = k == 0 ? mix[h][0] : sum[0] + mix[h][0];
+                sum[1] = k == 0 ? mix[h][1] : sum[1] + mix[h][1];
             }
-    for (int h = threadIdx.x; h < GROUP; h += blockDim.x) {
-        float* pair_of_sums = a.part_sums + ((group * splits + split) * GROUP + h) * 2;
-        pair_of_sums[0] = tops[h], pair_of_sums[1] = sums[h];
+        block_barrier();
     }
-    fence();
-    block_barrier();
-    if (threadIdx.x == 0) place_in_line = atomic_add(a.arrived + group, 1u);
-    block_barrier();
-    if (place_in_line != (u32)active - 1) return;
-    fence();
-    if (threadIdx.x == 0) a.arrived[group] = 0;
+    if (active > 1) {
+        for (int i = threadIdx.x; i < GROUP * VALUE_DIM; i += blockDim.x) parts[i] = mixed[i];
+        for (int h = threadIdx.x; h < GROUP; h += blockDim.x) {
+            float* pair_of_sums = a.part_sums + ((group * splits + split) * GROUP + h) * 2;
+            pair_of_sums[0] = tops[h], pair_of_sums[1] = sums[h];
+        }
+        fence();
+        block_barrier();
+        if (threadIdx.x == 0) place_in_line = atomic_add(a.arrived + group, 1u);
+        block_barrier();
+        if (place_in_line != (u32)active - 1) return;
+        fence();
+        if (threadIdx.x == 0) a.arrived[group] = 0;
+    }
+    // what every part counts: its share of the sum, in `weights`
     for (int h = warp; h < GROUP; h += WARPS) {
-        const float* pairs_of_sums = a.part_sums + (group * splits * GROUP + h) * 2;
-        float top = a.sinks != nullptr ? a.sinks[head * GROUP + h] : LEAST;
-        const float sink = top;
-        for (int s = 0; s < active; ++s) top = fmaxf(top, pairs_of_sums[s * GROUP * 2]);
-        float sum = a.sinks != nullptr ? expf(sink - top) : 0.0f;
-        for (int s = 0; s < active; ++s) sum += pairs_of_sums[s * GROUP * 2 + 1] * expf(pairs_of_sums[s * GROUP * 2] - top);
-        for (int column = lane; column < VALUE_DIM; column += 32) {
-            float y = 0.0f;
-            for (int s = 0; s < active; ++s)
-                y = fmaf(a.parts[((group * splits + s) * GROUP + h) * VALUE_DIM + column], expf(pairs_of_sums[s * GROUP * 2] - top), y);
-            y = divide(y, sum);
-            const i64 which = t * a.kv_heads * GROUP + head * GROUP + h;
-            if (a.gate) y = mul(y, sigmoid(a.query[which * a.query_stride + DIM + column]));
-            a.out[which * VALUE_DIM + column] = y;
+        const float* found = a.part_sums + (group * splits * GROUP + h) * 2;
+        const float sink = a.sinks != nullptr ? a.sinks[head * GROUP + h] : LEAST;
+        float top = sink;
+        for (int s = lane; s < active; s += 32) top = fmaxf(top, active > 1 ? found[s * GROUP * 2] : tops[h]);
+        top = warp_max(top);
+        float sum = 0.0f;
+        for (int s = lane; s < active; s += 32) {
+            const float factor = expf((active > 1 ? found[s * GROUP * 2] : tops[h]) - top);
+            weights[h * MOST_SPLITS + s] = factor;
+            sum += factor * (active > 1 ? found[s * GROUP * 2 + 1] : sums[h]);
+        }
+        sum = warp_sum(sum);
+        if (a.sinks != nullptr) sum += expf(sink - top);
+        for (int s = lane; s < active; s += 32) weights[h * MOST_SPLITS + s] /= sum;
+    }
+    block_barrier();
+    for (int i = 4 * threadIdx.x; i < GROUP * VALUE_DIM; i += 4 * blockDim.x) {
+        const int h = i / VALUE_DIM, column = i % VALUE_DIM;
+        float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        const float* from = a.parts + group * splits * GROUP * VALUE_DIM + i;
+#pragma unroll 8
+        for (int s = 0; s < active; ++s) {
+            float v[4];
+            *(Word4*)v = *(const Word4*)(active > 1 ? from + (i64)s * GROUP * VALUE_DIM : mixed + i);
+            const float weight = weights[h * MOST_SPLITS + s];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) y[k] = fmaf(v[k], weight, y[k]);
+        }
+        const i64 which = t * a.kv_heads * GROUP + head * GROUP + h;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            if (a.gate) y[k] = mul(y[k], sigmoid(a.query[which * a.query_stride + DIM + column + k]));
+            a.out[which * VALUE_DIM + column + k] = y[k];
         }
     }
 }

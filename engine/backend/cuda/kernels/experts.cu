@@ -1,6 +1,6 @@
 // The routed experts of a window's tokens. `gate_up`: a warp takes a row of gate and of up of one route and writes their
 // activation. `down`: a warp takes an output row, adds the routes up in route order and the sum to the residual stream.
-// DEPTH: how many times 32 chunks a warp loads at once.
+// DEPTH: how many times 32 chunks a warp loads at once; HELD: see Row.
 #include "activation.cuh"
 #include "dots.cuh"
 #include "window.cuh"
@@ -8,6 +8,7 @@
 #ifndef FORMAT
 #define FORMAT Q4_K
 #define DEPTH 4
+#define HELD 3
 #endif
 
 struct GateUpArguments {
@@ -93,17 +94,18 @@ KERNEL(down, 256, DownArguments) {
     let_next_kernel_start();
     DYNAMIC_SHARED(memory);
     const Rounded<F> r8 = Rounded<F>::at(memory, chunks, 0);
-    if (t < a.window->rows) round_row<F>(a.hidden + (i64)t * used * a.inner_stride, chunks * 64, 1.0f, nullptr, r8);
+    if (t < a.window->rows) {
+        Row<HELD> hidden;
+        Row<HELD>::load(hidden, a.hidden + (i64)t * used * a.inner_stride, chunks * 64);
+        round_row<F>(hidden, r8);
+    }
     block_barrier();
     if (!has_row) return;
 
-    const float weight = lane < used ? a.route_weights[t * used + lane] : 0.0f;
-    const i32 id = lane < used ? a.ids[t * used + lane] : 0;
-    constexpr int PER_CHUNK = Terms<F>::N;
-    const int lanes_a_term = F::STEP == 256 ? 4 : 1;
-    const int terms_a_route = per_route * PER_CHUNK / lanes_a_term;
-    float route = 0.0f, y = 0.0f;
-    int left = terms_a_route, j = 0;
+    // the terms of the row, route by route, in shared memory; then lane j adds those of route j up, in order
+    constexpr int PER_CHUNK = Terms<F>::N, LANES = F::STEP == 256 ? 4 : 1;
+    const int terms_a_route = per_route * PER_CHUNK / LANES;
+    float* terms = (float*)(memory + Rounded<F>::row_bytes(chunks)) + (threadIdx.x / 32) * used * terms_a_route;
     for (int base = 0; base < chunks; base += 32 * DEPTH) {
         if (base > 0)
 #pragma unroll
@@ -117,23 +119,23 @@ KERNEL(down, 256, DownArguments) {
             if (base + 32 * d >= chunks) break;
             const int f = base + 32 * d + lane;
             const Terms<F> mine = Terms<F>::of(w[d], load_inputs<F>(r8, f), r8, f);
-#pragma unroll 8
-            for (int l = 0; l < 32; l += lanes_a_term)
+            if (f < chunks && lane % LANES == 0)
 #pragma unroll
-                for (int s = 0; s < PER_CHUNK; ++s) {
-                    const float term = shuffle(mine.t[s], l);
-                    if (j >= used) continue;
-                    route = add(route, term);
-                    if (--left > 0) continue;
-                    const i32 expert = shuffle(id, j);
-                    if (a.factors != nullptr) route = mul(route, a.factors[expert]);
-                    if (a.bias != nullptr) route = add(route, a.bias[expert * a.rows + row]);
-                    const float part = mul(shuffle(weight, j), route);
-                    y = j == 0 ? part : add(y, part);
-                    route = 0.0f, left = terms_a_route, ++j;
-                }
+                for (int s = 0; s < PER_CHUNK; ++s) terms[f / LANES * PER_CHUNK + s] = mine.t[s];
         }
     }
+    warp_barrier();
+    float part = 0.0f;
+    if (lane < used) {
+        const i32 expert = a.ids[t * used + lane];
+        float route = 0.0f;
+        for (int k = 0; k < terms_a_route; ++k) route = add(route, terms[lane * terms_a_route + k]);
+        if (a.factors != nullptr) route = mul(route, a.factors[expert]);
+        if (a.bias != nullptr) route = add(route, a.bias[expert * a.rows + row]);
+        part = mul(a.route_weights[t * used + lane], route);
+    }
+    float y = shuffle(part, 0);
+    for (int j = 1; j < used; ++j) y = add(y, shuffle(part, j));
     if (lane == 0) {
         float* target = a.out + t * a.rows + row;
         *target = a.accumulate ? add(*target, mul((float)a.scale, y)) : y;

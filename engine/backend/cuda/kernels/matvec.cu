@@ -1,7 +1,8 @@
 // Products of up to three matrices with the one to eight tokens of a window: norm, rounding, products, bias, and where it is
 // asked for the sum with the residual stream, or the greatest logit, in one kernel. A warp takes ROWS neighbouring rows at a
 // time; the loads of the next ones (DEPTH times 32 chunks of each) are under way meanwhile, those of the first before the
-// previous kernel has ended.
+// previous kernel has ended. HELD: see Row. ONCE: no warp
+// has more than one group of rows.
 #include "dots.cuh"
 #include "window.cuh"
 
@@ -9,6 +10,8 @@
 #define FORMAT Q4_K
 #define ROWS 2
 #define DEPTH 1
+#define HELD 1
+#define ONCE 0
 #endif
 
 struct MatvecArguments {
@@ -70,6 +73,8 @@ template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
     Place place = place_of(a, group);
     Loaded w;
     load_group(w, place, a.columns, 0);
+    Row<HELD> norm;
+    if (a.norm != nullptr) Row<HELD>::load(norm, a.norm, (int)a.columns);
 
     await_previous_kernel();
     let_next_kernel_start();
@@ -78,9 +83,10 @@ template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
     const i64 asked = a.wanted ? a.window->out_rows : a.window->rows, skipped = a.wanted ? a.window->out_first : 0;
     const int n = asked < TOKENS ? (int)asked : TOKENS;
     for (int t = 0; t < n; ++t) {
-        const float* x = a.x + (skipped + t) * a.x_stride;
-        const float factor = a.norm != nullptr ? norm_factor(x, (int)a.columns, (float)a.eps, room) : 1.0f;
-        round_row<F>(x, (int)a.columns, factor, a.norm, Rounded<F>::at(memory, chunks, t));
+        Row<HELD> row;
+        Row<HELD>::load(row, a.x + (skipped + t) * a.x_stride, (int)a.columns);
+        if (a.norm != nullptr) Row<HELD>::norm(row, norm, (int)a.columns, (float)a.eps, room);
+        round_row<F>(row, Rounded<F>::at(memory, chunks, t));
     }
     block_barrier();
 
@@ -88,10 +94,12 @@ template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) best[t] = 0;
     while (group < groups) {
+#if !ONCE
         const i64 next_group = group + warps;
         const Place next = place_of(a, next_group);
         Loaded following;
         if (next_group < groups) load_group(following, next, a.columns, 0);
+#endif
         float total[ROWS][TOKENS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
@@ -130,11 +138,15 @@ template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
                 }
                 if (lane == (r * TOKENS + t) % 32) *target = a.accumulate ? add(*target, mul((float)a.scale, y)) : y;
             }
+#if ONCE
+        break;
+#else
         group = next_group, place = next;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
             for (int d = 0; d < DEPTH; ++d) w[r][d] = following[r][d];
+#endif
     }
     if (a.best != nullptr && lane == 0)
 #pragma unroll

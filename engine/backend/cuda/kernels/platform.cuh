@@ -17,9 +17,16 @@ typedef long long i64;
 #else
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(name, threads, Arguments) extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments a)
+#ifndef MIN_BLOCKS  // of a program's kernels that a multiprocessor is to hold at once
+#define MIN_BLOCKS 1
+#endif
+#define KERNEL(name, threads, Arguments) extern "C" __global__ void __launch_bounds__(threads, MIN_BLOCKS) name(const __grid_constant__ Arguments a)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #define SHARED __shared__
+
+#ifndef INFINITY  // NVRTC has no headers of the C library
+#define INFINITY __int_as_float(0x7F800000)
+#endif
 
 struct alignas(16) Word4 { u32 x, y, z, w; };
 
@@ -28,6 +35,8 @@ DEVICE int lane_id() { return threadIdx.x & 31; }
 template <class V> DEVICE V shuffle(V v, int lane) { return __shfl_sync(0xFFFFFFFFu, v, lane); }
 template <class V> DEVICE V shuffle_xor(V v, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, v, mask); }
 DEVICE u32 warp_ballot(bool b) { return __ballot_sync(0xFFFFFFFFu, b); }
+DEVICE u32 warp_greatest(u32 v) { return __reduce_max_sync(0xFFFFFFFFu, v); }
+DEVICE u32 warp_least(u32 v) { return __reduce_min_sync(0xFFFFFFFFu, v); }
 DEVICE void warp_barrier() { __syncwarp(); }
 DEVICE void block_barrier() { __syncthreads(); }
 

@@ -1,4 +1,4 @@
-// Rows of f32 as int8 activations in shared (or global) memory, with the norm before them, by one block of threads.
+// Rows of f32 as int8 activations in shared (or global) memory, with the norm before them, by one block of 256 threads.
 //
 // Of one row: codes, chunk by chunk of 64 elements in four pieces of 16 bytes (piece k of chunk c at (k * chunks + c) * 16,
 // so that lanes of a warp, a chunk each, read neighbouring words); four i32 sums of 16 a chunk; f32 scales, one a 256 or a 32;
@@ -49,72 +49,104 @@ DEVICE float norm_factor(const float* x, int columns, float eps, float* room) {
     return divide(1.0f, sqrtf(add(divide(block_sum(squares, room), (float)columns), eps)));
 }
 
-// one row f32 [columns] times `factor` (and times weight[i] where there is one), rounded. Every thread of the block calls it;
-// the caller puts a barrier behind it.
-template <class F>
-DEVICE void round_row(const float* x, int columns, float factor, const float* weight, const Rounded<F>& out) {
-    const int lane = lane_id(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const int ends = (out.chunks * 64 + 255) / 256;
-    for (int block = warp; block < ends; block += warps) {
-        const int first = 256 * block + 8 * lane;
-        float v[8];
+// A row f32 [columns] in the registers of a block of 256 threads: warp w holds blocks w, w + 8, … of 256 elements, a lane eight
+// of each. BLOCKS is how many blocks a warp has at most. Columns are a multiple of 8.
+template <int BLOCKS> struct Row {
+    float v[BLOCKS][8];
+
+    DEVICE int first(int i) { return 256 * (threadIdx.x / 32 + 8 * i) + 8 * lane_id(); }
+    DEVICE void load(Row& r, const float* x, int columns) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int at = first + i;
-            v[i] = at < columns ? x[at] : 0.0f;
-            if (weight != nullptr && at < columns) v[i] = mul(mul(v[i], factor), weight[at]);
-        }
-        u32 top = 0;  // bits of |v| order as integers, and those of a NaN are above all
+        for (int i = 0; i < BLOCKS; ++i) {
+            const int at = first(i);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const u32 size = float_to_bits(v[i]) & 0x7FFFFFFFu;
-            top = size > top ? size : top;
+            for (int k = 0; k < 8; ++k) r.v[i][k] = 0.0f;
+            if (at >= columns) continue;
+            *(Word4*)(r.v[i]) = *(const Word4*)(x + at);
+            *(Word4*)(r.v[i] + 4) = *(const Word4*)(x + at + 4);
         }
-        const int span = F::ACTIVATION_BLOCK == 256 ? 16 : 2;  // lanes that share a scale: 32, or 4
-        for (int m = span; m > 0; m >>= 1) {
+    }
+    // times 1 / sqrt(mean of squares + eps) and a weight
+    DEVICE void norm(Row& r, const Row& weight, int columns, float eps, float* room) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+            for (int k = 0; k < 8; ++k) squares = add(squares, mul(r.v[i][k], r.v[i][k]));
+        const float factor = divide(1.0f, sqrtf(add(divide(block_sum(squares, room), (float)columns), eps)));
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i)
+#pragma unroll
+            for (int k = 0; k < 8; ++k) r.v[i][k] = mul(mul(r.v[i][k], factor), weight.v[i][k]);
+    }
+    DEVICE void store(const Row& r, float* out, int columns) {
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i) {
+            const int at = first(i);
+            if (at >= columns) continue;
+            *(Word4*)(out + at) = *(const Word4*)(r.v[i]);
+            *(Word4*)(out + at + 4) = *(const Word4*)(r.v[i] + 4);
+        }
+    }
+};
+
+// eight neighbouring elements of a lane, part of a block of 256 of the row, rounded
+template <class F> DEVICE void round_block(const float (&v)[8], int block, const Rounded<F>& out) {
+    const int lane = lane_id();
+    u32 top = 0;  // bits of |v| order as integers, and those of a NaN are above all
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const u32 size = float_to_bits(v[i]) & 0x7FFFFFFFu;
+        top = size > top ? size : top;
+    }
+    float inverse = 0.0f, d = 0.0f;
+    if (F::ACTIVATION_BLOCK == 256) {  // the value of largest size (the first of equals) keeps its sign and becomes -127
+        const u32 greatest = warp_greatest(top);
+        float extreme = 0.0f;
+#pragma unroll
+        for (int i = 7; i >= 0; --i)
+            if ((float_to_bits(v[i]) & 0x7FFFFFFFu) == greatest) extreme = v[i];
+        const u32 holders = warp_ballot(top == greatest);
+        extreme = shuffle(extreme, 31 - leading_zeros(holders & (0u - holders)));
+        if (greatest != 0) {
+            inverse = divide(-127.0f, extreme);
+            d = divide(1.0f, inverse);
+        }
+    } else {
+        for (int m = 2; m > 0; m >>= 1) {
             const u32 other = shuffle_xor(top, m);
             top = other > top ? other : top;
         }
-        float inverse = 0.0f, d = 0.0f;
-        if (F::ACTIVATION_BLOCK == 256) {  // the value of largest size (the first of equals) keeps its sign and becomes -127
-            int mine = 8;
+        d = divide(bits_to_float(top), 127.0f);
+        if (top != 0) inverse = divide(1.0f, d);
+    }
+    u32 packed[2] = {0, 0};
+    i32 sum = 0;
 #pragma unroll
-            for (int i = 7; i >= 0; --i)
-                if ((float_to_bits(v[i]) & 0x7FFFFFFFu) == top) mine = i;
-            const u32 holders = warp_ballot(mine < 8);
-            float extreme = 0.0f;
+    for (int i = 0; i < 8; ++i) {
+        const i32 code = (i32)round_even(mul(v[i], inverse));
+        sum += code;
+        packed[i / 4] |= ((u32)code & 255u) << (8 * (i % 4));
+    }
+    const i32 sum16 = sum + shuffle_xor(sum, 1), sum32 = sum16 + shuffle_xor(sum16, 2);
+    const int chunk = 4 * block + lane / 8, part = lane % 8;  // 8 elements of the chunk each
+    if (chunk >= out.chunks) return;
+    u32* codes = (u32*)(out.codes + ((part / 2) * out.chunks + chunk) * 16 + 8 * (part % 2));
+    codes[0] = packed[0], codes[1] = packed[1];
+    if (part % 2 == 0) out.sums[4 * chunk + part / 2] = sum16;
+    if (F::ACTIVATION_BLOCK == 256) {
+        if (lane == 0) out.scales[block] = d;
+    } else if (part % 4 == 0) {
+        out.scales[2 * chunk + part / 4] = half_to_float(float_to_half(d));
+        if (F::WEIGHTED) out.weighted[2 * chunk + part / 4] = half_to_float(float_to_half(mul(d, (float)sum32)));
+    }
+}
+
+// a whole row; every thread of the block calls it, and the caller puts a barrier behind it
+template <class F, int BLOCKS> DEVICE void round_row(const Row<BLOCKS>& r, const Rounded<F>& out) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (i == mine) extreme = v[i];
-            extreme = shuffle(extreme, 31 - leading_zeros(holders & (0u - holders)));
-            if (top != 0) {
-                inverse = divide(-127.0f, extreme);
-                d = divide(1.0f, inverse);
-            }
-        } else {
-            d = divide(bits_to_float(top), 127.0f);
-            if (top != 0) inverse = divide(1.0f, d);
-        }
-        u32 packed[2] = {0, 0};
-        i32 sum = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const i32 code = (i32)round_even(mul(v[i], inverse));
-            sum += code;
-            packed[i / 4] |= ((u32)code & 255u) << (8 * (i % 4));
-        }
-        const i32 sum16 = sum + shuffle_xor(sum, 1), sum32 = sum16 + shuffle_xor(sum16, 2);
-        const int chunk = 4 * block + lane / 8, part = lane % 8;  // 8 elements of the chunk each
-        if (chunk < out.chunks) {
-            u32* codes = (u32*)(out.codes + ((part / 2) * out.chunks + chunk) * 16 + 8 * (part % 2));
-            codes[0] = packed[0], codes[1] = packed[1];
-            if (part % 2 == 0) out.sums[4 * chunk + part / 2] = sum16;
-            if (F::ACTIVATION_BLOCK == 256) {
-                if (lane == 0) out.scales[block] = d;
-            } else if (part % 4 == 0) {
-                out.scales[2 * chunk + part / 4] = half_to_float(float_to_half(d));
-                if (F::WEIGHTED) out.weighted[2 * chunk + part / 4] = half_to_float(float_to_half(mul(d, (float)sum32)));
-            }
-        }
+    for (int i = 0; i < BLOCKS; ++i) {
+        const int block = threadIdx.x / 32 + 8 * i;
+        if (4 * block < out.chunks) round_block<F>(r.v[i], block, out);
     }
 }

@@ -1,0 +1,133 @@
+"""What the CUDA backend does on this machine's card: tokens per second, and where the time of a window goes.
+
+    python -m tools.device_check MODEL.gguf [--write qwen3-30b-a3b [--layers N]] [--json FILE] [--depths 0,2048] [--profile]
+
+--write makes the benchmark's model first (tools/bench_model.py). Rates are medians of three, of tokens that the engine's
+own loop picks. The profile captures all launches of one kind as a graph of its own and times that: what a kernel costs
+behind one of its kind, weights coming from memory. Correctness is tested by tests/kernels/cuda, with a card on it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from engine.backend.cuda.launch import Launch
+from engine.config import EngineConfig
+from engine.session import Session, load_session
+from tools.bench_model import SHAPES, write_bench_model
+from tools.machine import machine_facts
+
+_GENERATED = 128
+
+
+def decode_rates(session: Session, depth: int, *, repeats: int = 3) -> list[float]:
+    """Tokens per second behind a text of `depth` tokens."""
+    rng, rates = np.random.default_rng(depth), []
+    text = rng.integers(0, session.vocab_size, max(depth, 1)).astype(np.int32)
+    for _ in range(repeats):
+        session.reset()
+        for first in range(0, len(text) - 1, session.chunk_size):
+            session.step(text[first:min(first + session.chunk_size, len(text) - 1)], logits="none")
+        list(session.pick_greedily(int(text[-1]), limit=8, stop_ids=()))
+        started_s = time.perf_counter()
+        picked = list(session.pick_greedily(5, limit=_GENERATED, stop_ids=()))
+        rates.append(len(picked) / (time.perf_counter() - started_s))
+    return rates
+
+
+def prompt_rates(session: Session, length: int, *, repeats: int = 3) -> list[float]:
+    """Tokens per second of reading a prompt of `length` tokens."""
+    text, rates = np.random.default_rng(length).integers(0, session.vocab_size, length).astype(np.int32), []
+    for _ in range(repeats + 1):  # the first one warms up
+        session.reset()
+        started_s = time.perf_counter()
+        for first in range(0, length, session.chunk_size):
+            stop = min(first + session.chunk_size, length)
+            session.step(text[first:stop], logits="last" if stop == length else "none")
+        rates.append(length / (time.perf_counter() - started_s))
+    return rates[1:]
+
+
+def profile(session: Session, launches: list[Launch]) -> list[dict]:
+    """Of every kind of launch: how many a window has, and microseconds for one, alone and behind its own kind."""
+    backend = session._backend
+    backend.run(np.array([1], np.int32), position=1024, out_rows=1)  # the window block that the kernels read
+    device, kinds = backend.device, defaultdict(list)
+    for launch in launches:
+        kinds[launch.program, launch.kernel, launch.defines, launch.grid].append(launch)
+    rows = []
+    for (program, kernel, defines, grid), found in kinds.items():
+        times = {}
+        for dependent in (False, True):
+            device.begin_capture()
+            for i, launch in enumerate(found):
+                device.run(launch, dependent=dependent and i > 0)
+            graph = device.end_capture()
+            times[dependent] = _median_s(device, graph) / len(found) * 1e6
+        rows.append({"kernel": f"{program}.{kernel}", "defines": dict(defines), "grid": grid, "count": len(found),
+                     "us": round(times[False], 2), "us_dependent": round(times[True], 2)})
+    return rows
+
+
+def _median_s(device, graph, repeats: int = 15) -> float:
+    times = []
+    for _ in range(repeats):
+        device.synchronize()
+        started_s = time.perf_counter()
+        device.launch_graph(graph)
+        device.synchronize()
+        times.append(time.perf_counter() - started_s)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--write", choices=SHAPES)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--depths", default="0,2048")
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    report: dict = {"machine": machine_facts()}
+    if arguments.write and not arguments.model.exists():
+        shape = SHAPES[arguments.write]
+        started_s = time.perf_counter()
+        write_bench_model(arguments.model, replace(shape, layers=arguments.layers) if arguments.layers else shape)
+        print(f"written in {time.perf_counter() - started_s:.1f} s", flush=True)
+    started_s = time.perf_counter()
+    config = EngineConfig(model=arguments.model, backend="cuda", max_context=8192, prefill=arguments.prefill)
+    session = load_session(SimpleNamespace(model=arguments.model, ple=None, stop_tokens=()), config)
+    report |= {"load_s": round(time.perf_counter() - started_s, 2), "info": session.info(), "decode": {}}
+    print("loaded", report["load_s"], session.info(), flush=True)
+    for depth in map(int, arguments.depths.split(",")):
+        report["decode"][depth] = [round(rate, 1) for rate in decode_rates(session, depth)]
+        print("decode at", depth, report["decode"][depth], flush=True)
+    if arguments.prompt:
+        report["prompt"] = {arguments.prompt: [round(rate, 1) for rate in prompt_rates(session, arguments.prompt)]}
+        print("prompt", report["prompt"], flush=True)
+    if arguments.profile:
+        report["profile"] = profile(session, session._backend.launches(1))
+        for row in report["profile"]:
+            print(row, flush=True)
+        whole = session._backend._graphs[1]
+        report["window_us"] = round(_median_s(session._backend.device, whole) * 1e6, 1)
+        print("window", report["window_us"], "us", flush=True)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    session.close()
+
+
+if __name__ == "__main__":
+    main()
