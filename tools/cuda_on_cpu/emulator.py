@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.backend.cuda.launch import KERNELS
-from engine.backend.cuda.toolchain import MAX_REGISTERS, cache_folder, sources_digest
+from engine.backend.cuda.toolchain import cache_folder, sources_digest
 
 _HEADERS = tuple(Path(__file__).with_name(name) for name in ("cuda_on_cpu.h", "machine.h"))
 # the checks call functions of machine.h, so nothing of the sanitizers' own library is linked
@@ -55,7 +55,7 @@ def load(program: str, defines: tuple[tuple[str, str], ...], folder: Path = KERN
     kept = cache_folder() / f"{program}-{hashlib.sha256(described.encode()).hexdigest()[:32]}.so"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        wanted = [f"-D{key}={value}" for key, value in defines if key != MAX_REGISTERS]
+        wanted = [f"-D{key}={value}" for key, value in defines]
         with tempfile.TemporaryDirectory(dir=kept.parent) as room:
             _gpp(program, defines, *_COMPILE, *wanted, f"-I{folder}", f"-I{KERNELS}", f"-I{_HEADERS[0].parent}", "-x", "c++",
                  "-c", str(folder / f"{program}.cu"), "-o", f"{room}/program.o")

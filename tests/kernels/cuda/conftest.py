@@ -17,6 +17,6 @@ def device(request):
         return
     if missing_compiler():
         pytest.skip(missing_compiler())
-    made = EmulatedDevice(blocks_backwards=request.param == "backwards")
+    made = EmulatedDevice(order=int(request.param == "backwards"))
     yield made
     made.check_guards()
