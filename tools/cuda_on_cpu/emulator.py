@@ -51,7 +51,8 @@ class Program:
 @cache
 def load(program: str, defines: tuple[tuple[str, str], ...], folder: Path = KERNELS) -> Program:
     """A program of a folder of sources, specialised. Raises KernelFault with the compiler's words if it does not compile."""
-    described = "\0".join([program, repr(defines), sources_digest(program, folder), *(h.read_text() for h in _HEADERS), *_COMPILE])
+    texts = (sources_digest(program, folder), *(header.read_text() for header in _HEADERS))
+    described = "\0".join((program, repr(defines), *texts, *_COMPILE))
     kept = cache_folder() / f"{program}-{hashlib.sha256(described.encode()).hexdigest()[:32]}.so"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,8 @@ class Launch:
             raise Internal(f"{self.program}.cu has no kernel {self.kernel}")
         names = [name for name, _ in fields]
         if set(names) != set(self.arguments):
-            raise Internal(f"{self.program}.{self.kernel}: arguments {sorted(set(names) ^ set(self.arguments))} are missing or unknown")
+            wrong = sorted(set(names) ^ set(self.arguments))
+            raise Internal(f"{self.program}.{self.kernel}: arguments {wrong} are missing or unknown")
         return struct.pack("<" + "".join(_CODES[kind] for _, kind in fields),
                            *(_value(self, name, kind, self.arguments[name]) for name, kind in fields))
 
