@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 KEEP_ALIVE_S = 5.0
+_SMALL_BYTES = 16 << 10  # always fits an empty buffer
 _WRITE_TIMEOUT_S = 60.0  # a client that does not read for this long is gone
 
 _HEADERS = {
@@ -64,7 +65,7 @@ class EventStream:
 
     async def _write(self, data: bytes) -> None:
         transport = self._request.transport
-        if self.started and transport is not None and transport.get_write_buffer_size() == 0:
+        if self.started and len(data) < _SMALL_BYTES and transport is not None and transport.get_write_buffer_size() == 0:
             await self._response.write(data)  # nothing waits to be sent, so this does not wait either
             return
         try:

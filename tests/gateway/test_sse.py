@@ -1,13 +1,16 @@
 """Pauses in a stream: every item in order, a None when nothing comes, errors in their place, nothing left running."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from gateway.sse import with_pauses
+from gateway import sse
+from gateway.sse import EventStream, with_pauses
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -98,3 +101,32 @@ def test_a_reader_that_is_cancelled_closes_the_source() -> None:
         assert source.closed
 
     run(scenario())
+
+
+@pytest.mark.parametrize("event_chars", [100, 300_000])
+def test_a_client_that_does_not_read_counts_as_gone(monkeypatch: pytest.MonkeyPatch, event_chars: int) -> None:
+    monkeypatch.setattr(sse, "_WRITE_TIMEOUT_S", 0.3)
+    ended = asyncio.Event()
+
+    async def talk(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request)
+        with pytest.raises(ConnectionResetError, match="read nothing"):
+            for _ in range(1_000_000):
+                await stream.send("x" * event_chars)
+        ended.set()
+        raise ConnectionResetError
+
+    async def scenario() -> None:
+        application = web.Application()
+        application.router.add_get("/", talk)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        with socket.create_connection(runner.addresses[0]) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await ended.wait()
+        await runner.cleanup()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
