@@ -2,6 +2,7 @@
 
 from engine.backend import base
 from engine.backend.cpu import attention as kernels
+from engine.backend.cpu import shared_attention
 from engine.backend.cpu.blocks import indexer
 from engine.backend.cpu.blocks.heads import place_heads
 from engine.backend.cpu.program import float_bits
@@ -35,9 +36,12 @@ def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache 
 
     cells = indexer.select_cells(b, x, spec, w) if spec.indexer else None
     mixed = b.rows("mixed", spec.heads * spec.value_dim)
-    scratch, piece = b.program.worker_scratch("scores", 4 * (b.max_context + 16))
+    kernel, scratch_bytes = kernels.attention_function(True), 4 * (b.max_context + 16)
+    if cells is None:
+        kernel, scratch_bytes = shared_attention.dense_attention(spec.heads // spec.kv_heads, b.max_context)
+    scratch, piece = b.program.worker_scratch("scores", scratch_bytes)
     sinks = w.get("sinks")
-    b.program.add(kernels.attention_function(cells is not None), {
+    b.program.add(kernel, {
         kernels.QUERY: q.address, kernels.QUERY_TOKEN: 4 * q.width, kernels.QUERY_HEAD: 4 * query_width,
         kernels.HEADS: spec.heads, kernels.QUERY_PER_KEY: spec.heads // spec.kv_heads,
         kernels.HEAD_DIM: spec.head_dim, kernels.VALUE_DIM: spec.value_dim,

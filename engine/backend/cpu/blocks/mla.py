@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.backend import base
 from engine.backend.cpu import attention as kernels
-from engine.backend.cpu import routing, transpose
+from engine.backend.cpu import routing, shared_attention, transpose
 from engine.backend.cpu.blocks.heads import HeadsAt, move_heads
 from engine.backend.cpu.program import float_bits
 from engine.gguf import FORMATS, Tensor
@@ -41,8 +41,9 @@ def mla(b, x, spec: base.Mla, w: base.Weights):
     b.linear(b.written(content), _key_projection(b, spec, w), query, groups=every_head, row_range=(0, latent))
 
     mixed = b.rows("mla_mixed", latent, per_token=heads)
-    scratch, piece = b.program.worker_scratch("scores", 4 * (b.max_context + 16))
-    b.program.add(kernels.attention_function(False), {
+    kernel, scratch_bytes = shared_attention.dense_attention(heads, b.max_context)
+    scratch, piece = b.program.worker_scratch("scores", scratch_bytes)
+    b.program.add(kernel, {
         kernels.QUERY: query.address, kernels.QUERY_TOKEN: heads * cell_bytes, kernels.QUERY_HEAD: cell_bytes,
         kernels.HEADS: heads, kernels.QUERY_PER_KEY: heads, kernels.HEAD_DIM: latent + turned, kernels.VALUE_DIM: latent,
         kernels.KEYS: cells.ctypes.data, kernels.VALUES: cells.ctypes.data, kernels.KEY_HEAD: 0, kernels.VALUE_HEAD: 0,
