@@ -44,12 +44,14 @@ class ServedModel:
     def vocabulary(self) -> Vocabulary:
         return self.tokenizer.vocabulary
 
-    def prompt(self, request: ChatRequest) -> Prompt:
-        """Render and tokenize; slow for long histories, so call it on a worker thread."""
+    def prompt(self, request: ChatRequest, *, begun: str = "") -> Prompt:
+        """Render and tokenize; slow for long histories, so call it on a worker thread. `begun`: how the reply begins."""
         rendered = self.render(request)
         tokens = self.tokenizer.encode(rendered.text, add_special=True, parse_special=True, break_mark=rendered.break_mark)
         opened = self.tags is not None and rendered.text.rstrip().endswith(self.tags.opening)
-        return Prompt(tuple(tokens), opened)
+        if begun and opened:
+            raise InvalidRequest("a reply that is begun cannot go on where the model has to think first", param="messages")
+        return Prompt((*tokens, *self.tokenizer.encode(begun)), opened)
 
     def render(self, request: ChatRequest) -> RenderedPrompt:
         """The prompt as text, in the first form of the history that the template takes."""

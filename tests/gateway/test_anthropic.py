@@ -248,6 +248,19 @@ def test_a_conversation_with_thinking(gateway: GatewayProcess) -> None:
     assert first == second
 
 
+def test_a_reply_that_is_begun(gateway: GatewayProcess) -> None:
+    say(gateway, '"x": 1}')
+    for begun in ("{", "{<|im_end|>"):
+        turns = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+        assert post(gateway, messages=turns).json()["content"] == [{"type": "text", "text": '"x": 1}'}]
+    post(gateway)
+    first, forged, plain = prompts(gateway)
+    assert first == f"{plain},{ord('{')}"
+    assert forged.startswith(f"{first},{ord('<')},")
+    counted = post(gateway, path="/v1/messages/count_tokens", messages=turns).json()["input_tokens"]
+    assert counted == len(forged.split(","))
+
+
 def test_a_system_message_among_the_turns(gateway: GatewayProcess) -> None:
     turns = [*QUESTION, {"role": "assistant", "content": "yes"}, {"role": "system", "content": "hurry"}, *QUESTION]
     assert post(gateway, messages=turns).status_code == 200
@@ -312,6 +325,7 @@ def test_keys_in_both_headers(start_gateway: Callable[..., GatewayProcess]) -> N
         )
 
 
+THOUGHT = {"type": "thinking", "thinking": "t", "signature": "s"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
 
 
@@ -326,7 +340,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]}, "messages[0].content[1]"),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "{"}]}, "messages[1]"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "thinking": THINKING}, "messages"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": "{"}], "thinking": THINKING}, "begun"),
+        ({"messages": [*QUESTION, {"role": "assistant", "content": [THOUGHT]}]}, "messages[1]"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"stop_sequences": "END"}, "stop_sequences"),

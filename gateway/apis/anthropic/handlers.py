@@ -52,7 +52,7 @@ class AnthropicHandlers:
         with _own_words():
             model = self._service.model()
             wanted = parse_messages(body, model.sampling, counting=True)
-            prompt = await asyncio.to_thread(model.prompt, wanted.chat)
+            prompt = await asyncio.to_thread(model.prompt, wanted.chat, begun=wanted.begun)
         return json_response({"input_tokens": len(prompt.tokens)})
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
@@ -62,7 +62,7 @@ class AnthropicHandlers:
             model = self._service.model()
             wanted = parse_messages(body, model.sampling)
             process = await self._service.supervisor.engine()
-            prompt = await asyncio.to_thread(model.prompt, wanted.chat)
+            prompt = await asyncio.to_thread(model.prompt, wanted.chat, begun=wanted.begun)
             if len(prompt.tokens) >= process.max_context:
                 raise ContextLengthExceeded(len(prompt.tokens), process.max_context)
             writer = EventWriter(

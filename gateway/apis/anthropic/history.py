@@ -13,22 +13,25 @@ _SEPARATOR = "\n\n"
 _VOLATILE_LINE = "x-anthropic-billing-header:"
 
 
-def messages_of(system: str | list[TextBlock] | None, turns: list[Turn]) -> list[Message]:
-    """The whole history; raises InvalidRequest that names a block which cannot be shown to the model."""
+def messages_of(system: str | list[TextBlock] | None, turns: list[Turn]) -> tuple[list[Message], str]:
+    """The whole history, and how the reply begins if the last turn is the assistant's.
+
+    Raises InvalidRequest that names a block which cannot be shown to the model.
+    """
     if not turns:
         raise InvalidRequest("messages must not be empty", param="messages")
-    last = len(turns) - 1
-    if turns[last].role == "assistant":
-        raise Unsupported(
-            f"messages[{last}]: the last message must be the user's; this server does not continue a reply that is begun",
-            param=f"messages[{last}].role",
-        )
     messages = []
     if text := system_text(system):
         messages.append(Message(role="system", content=text))
     for index, turn in enumerate(turns):
         messages.extend(_messages(turn, f"messages[{index}].content"))
-    return messages
+    if turns[-1].role != "assistant":
+        return messages, ""
+    begun = messages.pop()
+    if begun.reasoning_content:
+        last = len(turns) - 1
+        raise Unsupported(f"messages[{last}]: a reply that is begun cannot hold thinking", param=f"messages[{last}].content")
+    return messages, str(begun.content or "")
 
 
 def system_text(system: str | list[TextBlock] | None) -> str:

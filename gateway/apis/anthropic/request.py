@@ -60,6 +60,7 @@ class MessagesRequest(msgspec.Struct, frozen=True):
     """A request that has passed every check."""
 
     chat: ChatRequest
+    begun: str  # how the reply begins
     shows_thinking: bool  # or only that there was some
 
 
@@ -71,8 +72,9 @@ def parse_messages(body: bytes, defaults: Sampling, *, counting: bool = False) -
     if given.max_tokens is not None and given.max_tokens < 0:
         raise InvalidRequest(f"max_tokens must not be negative, not {given.max_tokens}", param="max_tokens")
     _refuse_unsupported(given)
+    messages, begun = messages_of(given.system, given.messages)
     chat = ChatRequest(
-        messages=messages_of(given.system, given.messages),
+        messages=messages,
         sampling=_sampling(given, defaults),
         stops=_stops(given.stop_sequences),
         max_tokens=given.max_tokens,
@@ -82,7 +84,7 @@ def parse_messages(body: bytes, defaults: Sampling, *, counting: bool = False) -
         template_variables=_template_variables(given),
         model=given.model,
     )
-    return MessagesRequest(chat, shows_thinking=given.thinking is None or given.thinking.display != "omitted")
+    return MessagesRequest(chat, begun, shows_thinking=given.thinking is None or given.thinking.display != "omitted")
 
 
 _decoder = msgspec.json.Decoder(MessagesBody)
