@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from engine.protocol import (
     MAX_LINE_BYTES,
@@ -33,6 +36,7 @@ from gateway.monitor.log_tail import LogTail
 
 log = logging.getLogger("gateway.engine")
 
+_LEASH = Path(__file__).with_name("leash.py")
 _CHUNK_BYTES = 1 << 16
 _LOG_LINE_CHARS = 2000
 
@@ -81,8 +85,12 @@ class EngineProcess:
     @classmethod
     async def start(cls, command: Sequence[str], number: int, log_tail: LogTail) -> EngineProcess:
         """Start the program in a process group of its own, so that a signal to the gateway's group spares it."""
+        program = shutil.which(command[0])
+        if program is None:
+            raise FileNotFoundError(f"{command[0]} is no program")
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())),
+            *(program, *command[1:]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.gateway.harness import GatewayProcess, process_gone, wait_until
+from tests.gateway.harness import GatewayProcess, process_gone, running_gateway, wait_until
 
 Start = Callable[..., GatewayProcess]
 
@@ -318,3 +320,23 @@ def test_a_burst_is_answered_in_order(start_gateway: Start) -> None:
             future.result()
     seeds = [line.split("seed=")[1].split()[0] for line in gateway.received()]
     assert seeds == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_no_engine_outlives_a_killed_gateway(start_gateway: Start, stopped: bool) -> None:
+    """Even one that cannot notice."""
+    gateway = start_gateway()
+    gateway.wait_ready()
+    engine = gateway.engine_pid()
+    if stopped:
+        os.kill(engine, signal.SIGSTOP)
+    gateway.process.kill()
+    gateway.process.wait()
+    wait_until(lambda: process_gone(engine))
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path: Path, model_file: Path) -> None:
+    with running_gateway(tmp_path, "--engine-command", "no-such-engine --flag", model=model_file, fake=False) as gateway:
+        wait_until(lambda: health(gateway)[1]["error"].get("state") == "failed")
+        assert "no-such-engine" in health(gateway)[1]["error"]["message"]
