@@ -1,6 +1,7 @@
 """The chat page in a real browser, where one is installed: writes, streams, stops, survives a crash, runs no markup."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -165,3 +166,53 @@ def test_the_page_says_why_there_is_no_engine(start_gateway: Callable[..., Gatew
             assert await page.run("document.querySelector('#send').disabled")
 
     asyncio.run(main())
+
+
+CALLS = [
+    {"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ""}},
+    {"index": 0, "function": {"arguments": '{"city": "<b>'}},
+    {"index": 0, "function": {"arguments": 'Oslo</b>"}'}},
+    {"index": 1, "id": "call_2", "type": "function", "function": {"name": "clock", "arguments": ""}},
+    {"index": 1, "function": {"arguments": "{}"}},
+]
+
+# Answers the first request with tool calls and the others with what they were sent.
+STUB = """
+    window.sent = [];
+    const real = window.fetch;
+    window.fetch = (path, options) => {
+      if (path !== "/v1/chat/completions") return real(path, options);
+      sent.push(JSON.parse(options.body));
+      const deltas = sent.length === 1 ? CALLS.map((call) => ({ tool_calls: [call] })) : [{ content: "done" }];
+      const finish = sent.length === 1 ? "tool_calls" : "stop";
+      const events = [...deltas.map((delta) => ({ choices: [{ index: 0, delta, finish_reason: null }] })),
+        { choices: [{ index: 0, delta: {}, finish_reason: finish }] }];
+      const lines = [...events.map((event) => JSON.stringify(event)), "[DONE]"].map((data) => `data: ${data}\\n\\n`);
+      return Promise.resolve(new Response(lines.join("")));
+    };
+"""
+
+
+def test_tool_calls_are_shown_and_can_be_answered(gateway: GatewayProcess, tmp_path: Path) -> None:
+    async def scenario(page: Page) -> None:
+        await page.run(STUB.replace("CALLS", json.dumps(CALLS)))
+        await page.run("document.querySelector('#tools').value = '{\"name\": \"weather\", \"parameters\": {}}'")
+        await page.write("weather and time?")
+        await page.until("document.querySelectorAll('.call textarea').length === 2")
+        assert await page.run("document.querySelector('.call h3').textContent") == "weather"
+        assert json.loads(await page.run("document.querySelector('.call pre').textContent")) == {"city": "<b>Oslo</b>"}
+        assert await page.run("sent[0].tools[0].function.name") == "weather"
+
+        await page.run("document.querySelectorAll('.call textarea').forEach((field, n) => { field.value = `result ${n}`; })")
+        await page.run("document.querySelector('.calls > .edit-buttons button').click()")
+        await page.until(f"{LAST}.querySelector('.text').textContent === 'done'")
+        history = await page.run("sent[1].messages")
+        assert [message["role"] for message in history] == ["user", "assistant", "tool", "tool"]
+        assert [call["id"] for call in history[1]["tool_calls"]] == ["call_1", "call_2"]
+        assert history[1]["tool_calls"][0]["function"]["arguments"] == '{"city": "<b>Oslo</b>"}'
+        assert [(m["tool_call_id"], m["content"]) for m in history[2:]] == [("call_1", "result 0"), ("call_2", "result 1")]
+        assert all(set(message) <= {"role", "content", "tool_calls", "tool_call_id"} for message in history)
+        assert await page.run("document.querySelectorAll('.call .result').length") == 2
+        assert page.errors == []
+
+    in_browser(gateway, tmp_path, scenario)
