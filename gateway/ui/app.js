@@ -147,6 +147,7 @@ chat.addEventListener("locked", () => { toggle("settings", true); $("api-key").f
 feed.addEventListener("change", showState);
 settings.addEventListener("key", () => { feed.reconnect(); about.refresh(); });
 addEventListener("hashchange", showPage);
+document.addEventListener("visibilitychange", () => { if (!document.hidden && feed.status === null) feed.reconnect(); });
 wide.addEventListener("change", fitDrawers);
 fitDrawers();
 showPage();

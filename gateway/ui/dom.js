@@ -25,13 +25,24 @@ export function setText(element, text) {
 /** Copy, and say on the button how it went. */
 export async function copy(button, text) {
   const label = button.dataset.label ?? (button.dataset.label = button.textContent);
+  let done = true;
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
   } catch {
-    button.textContent = "Cannot copy here";
+    done = copyByHand(text);
   }
+  button.textContent = done ? "Copied" : "Cannot copy here";
   setTimeout(() => { button.textContent = label; }, 1500);
+}
+
+/** The old way: a page that did not come over HTTPS or from this machine has no other. */
+function copyByHand(text) {
+  const field = make("textarea", { value: text, class: "hidden-title", "aria-hidden": "true" });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  return done;
 }
 
 /** Ask before something that cannot be undone; resolves to true if the answer is yes. */

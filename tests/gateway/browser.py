@@ -65,6 +65,11 @@ class Page:
             while not await self.run(script):  # noqa: ASYNC110  (the event is in another process)
                 await asyncio.sleep(0.03)
 
+    async def click(self, element: str) -> None:
+        """Click as a person does, which lets the page do what it may not do by itself."""
+        result = await self.call("Runtime.evaluate", expression=f"{element}.click()", userGesture=True)
+        assert "exceptionDetails" not in result, result
+
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
         await self.until(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")

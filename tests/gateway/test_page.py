@@ -43,6 +43,11 @@ def test_the_page(gateway: GatewayProcess, tmp_path: Path) -> None:
         assert await page.run("window.pwned") is None
         assert "tokens" in await page.run(f"{LAST}.querySelector('.figures').textContent")
 
+        # copying works where the browser has no clipboard for pages, as over plain HTTP from another machine
+        await page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        await page.click(f"{LAST}.querySelector('.copy')")
+        await page.until(f"{LAST}.querySelector('.copy').textContent === 'Copied'")
+
         # the stop button ends the engine's work
         gateway.play(["text", "slowly ", 0.05], ["sleep", 60], ["done", "stop"])
         await page.write("second")
