@@ -112,9 +112,9 @@ class EmulatedDevice:
     def _must_hold(self, address: int, n_bytes: int) -> None:
         if not any(found.address <= address and address + n_bytes <= found.address + found.n_bytes
                    for found in self._allocations.values()):
-            raise KernelFault(f"{n_bytes} bytes {self._place(address)} are copied")
+            raise KernelFault(f"{n_bytes} bytes {self.place_of(address)} are copied")
 
-    def _place(self, address: int) -> str:
+    def place_of(self, address: int) -> str:
         """An address in words."""
         for found in self._allocations.values():
             if found.address - mmap.PAGESIZE <= address < found.address + found.n_bytes + 2 * mmap.PAGESIZE:
@@ -141,7 +141,7 @@ class EmulatedDevice:
             launch.kernel, launch.grid, launch.threads, launch.shared_bytes, packed, seed=self._order, dependent=dependent)
         if found is not None:
             words, address = found
-            place = f" ({self._place(address)})" if address else ""
+            place = f" ({self.place_of(address)})" if address else ""
             raise KernelFault(f"{launch.program}.{launch.kernel} {launch.grid}: {words}{place}")
         for address in {getattr(value, "buffer", value).address for value in launch.arguments.values()
                         if hasattr(value, "address")} & self._allocations.keys():

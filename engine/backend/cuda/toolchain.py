@@ -56,7 +56,8 @@ def compile_cubin(program: str, defines: tuple[tuple[str, str], ...], arch: str)
             size, = _checked(nvrtc, *nvrtc.nvrtcGetProgramLogSize(handle))
             log = b" " * size
             nvrtc.nvrtcGetProgramLog(handle, log)
-            raise Internal(f"{program}.cu with {dict(defines)} does not compile for {arch}: {log.decode(errors='replace')}")
+            words = log.rstrip(b"\0").decode(errors="replace")
+            raise Internal(f"{program}.cu with {dict(defines)} does not compile for {arch}: {words}")
         size, = _checked(nvrtc, *nvrtc.nvrtcGetCUBINSize(handle))
         cubin = b" " * size
         _checked(nvrtc, *nvrtc.nvrtcGetCUBIN(handle, cubin))
