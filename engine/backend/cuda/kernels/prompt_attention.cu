@@ -15,8 +15,12 @@
 #define HEADS_A_KEY 8
 #endif
 
-static constexpr int GROUP = HEADS_A_KEY;
-static constexpr int CELLS = DIM > 256 ? 32 : 64, WARPS = DIM > 256 ? 4 : 8, THREADS = 32 * WARPS, ROWS = 16 * WARPS;
+#ifndef WARPS
+#define WARPS 8   // of 16 rows each
+#define CELLS 64  // of a tile
+#endif
+
+static constexpr int GROUP = HEADS_A_KEY, THREADS = 32 * WARPS, ROWS = 16 * WARPS;
 static constexpr int TOKENS = ROWS / GROUP;                     // of a block
 static constexpr int STEPS = (DIM + 31) / 32;                   // of 32 elements of a key
 static constexpr int VALUES = VALUE_DIM > 256 ? VALUE_DIM / 2 : VALUE_DIM;  // columns of the values that a block takes
@@ -123,9 +127,7 @@ DEVICE void mix_values(float (&mix)[PARTS][8][4], const float (&s)[CELLS / 8][4]
     }
 }
 
-#define THREADS_OF_ATTENTION (DIM > 256 ? 128 : 256)
-
-KERNEL(prompt_attention, THREADS_OF_ATTENTION, PromptAttentionArguments) {
+KERNEL(prompt_attention, 32 * WARPS, PromptAttentionArguments) {
     DYNAMIC_SHARED(memory);
     const int lane = lane_id(), warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, head = blockIdx.y;
     await_previous_kernel();

@@ -7,6 +7,10 @@
 #include "prompt_record.cuh"
 #include "prompt_weights.cuh"
 
+#ifndef STAGES
+#define STAGES 2  // 1: loads are not ahead, for cards whose blocks have less shared memory
+#endif
+
 static constexpr int TOKENS = 64, THREADS = ROWS;
 static constexpr int TAIL_ROW = 80;  // bytes of a token's scales and sums: no two of eight tokens in one bank
 static constexpr int TAIL_AT = TOKENS * CODES_BYTES, TOKEN_BYTES = TAIL_AT + TOKENS * TAIL_ROW;
@@ -196,11 +200,18 @@ DEVICE void copy_tokens(u8* tokens, const u8* records, const i32* inputs, int co
     }
 }
 
+// superblock s into a stage
+template <class F> DEVICE void copy_stage(u8* stage, const Matrix<F>& matrix, const Job& job, int s) {
+    WeightTile<F>::copy(stage, matrix, job.first, job.rows, 4 * s);
+    copy_tokens(stage + WeightTile<F>::BYTES, job.records, job.inputs, (job.count + 7) / 8 * 8, job.n_records, s);
+    copy_async_commit();
+}
+
 template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memory) {
     typedef WeightTile<F> Tile;
     constexpr int STAGE = Tile::BYTES + TOKEN_BYTES;
     const Matrix<F> matrix = Matrix<F>::at(job.weights, job.matrix_rows, job.columns);
-    const int thread = threadIdx.x, padded = (job.count + 7) / 8 * 8;
+    const int thread = threadIdx.x;
     const i64 mine = job.first + (thread < job.rows ? thread : job.rows - 1);
     float total[2][PARTS][4];
 #pragma unroll
@@ -210,22 +221,16 @@ template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memo
 #pragma unroll
             for (int i = 0; i < 4; ++i) total[m][n][i] = 0.0f;
 
-    Tile::copy(memory, matrix, job.first, job.rows, 0);
-    copy_tokens(memory + Tile::BYTES, job.records, job.inputs, padded, job.n_records, 0);
-    copy_async_commit();
+    copy_stage<F>(memory, matrix, job, 0);
     Scaling<F>::store(Scaling<F>::load(matrix, mine, 0), memory, thread);
     for (int s = 0; s < job.n_records; ++s) {
-        u8 *now = memory + (s & 1) * STAGE, *next = memory + (~s & 1) * STAGE;
+        u8 *now = memory + s % STAGES * STAGE, *next = memory + (s + 1) % STAGES * STAGE;
         const int chunk = 4 * (s + 1);
         copy_async_wait<0>();
         block_barrier();
         const bool more = s + 1 < job.n_records;
-        if (more) {
-            Tile::copy(next, matrix, job.first, job.rows, chunk);
-            copy_tokens(next + Tile::BYTES, job.records, job.inputs, padded, job.n_records, s + 1);
-            copy_async_commit();
-            Scaling<F>::prefetch(matrix, mine, chunk);
-        }
+        if (STAGES == 2 && more) copy_stage<F>(next, matrix, job, s + 1);
+        if (more) Scaling<F>::prefetch(matrix, mine, chunk);
         Scaling<F> scaling;  // is held as short as can be: registers are few
         if (Tile::NARROW) {
             const int chunks = (int)(matrix.chunks - 4 * s < 4 ? matrix.chunks - 4 * s : 4);
@@ -238,6 +243,8 @@ template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memo
             if (more) scaling = Scaling<F>::load(matrix, mine, chunk);
             Totals<F, PARTS>::add_columns(total, exact, now, now + Tile::BYTES);
         }
+        if (STAGES == 1) block_barrier();
+        if (STAGES == 1 && more) copy_stage<F>(next, matrix, job, s + 1);
         if (more) Scaling<F>::store(scaling, next, thread);
     }
 

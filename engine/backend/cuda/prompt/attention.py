@@ -14,6 +14,7 @@ from engine.backend.cuda.rows import Target
 from engine.errors import BadModel
 
 _MOST_DIM = 512
+_TILES = ((8, 64), (8, 32), (4, 32), (4, 16), (2, 16))  # warps and cells: larger ones read keys and values less often
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ def heads_and_mixture(chunk: Chunk, spec: base.Attention, held: AttentionBuffers
         "pre_normed": int(spec.whole_norms), "eps": spec.eps, "rope": held.rope, "rotary": spec.rope.dims if spec.rope else 0,
         "adjacent": int(spec.rope.adjacent) if spec.rope else 0, "keys": held.keys, "values": held.values,
         "context": chunk.context}))
-    warps = 4 if dim > 256 else 8
+    warps, cells = _tile(chunk, dim, value_dim, group)
     tokens = 16 * warps // group  # of a block of threads
-    if not tokens:
-        raise BadModel(f"{group} query heads of a key head: CUDA has at most {16 * warps}")
+    defines = {"DIM": dim, "VALUE_DIM": value_dim, "HEADS_A_KEY": group, "WARPS": warps, "CELLS": cells}
     launches.append(Launch(
-        "prompt_attention", (("DIM", str(dim)), ("VALUE_DIM", str(value_dim)), ("HEADS_A_KEY", str(group))), "prompt_attention",
-        (-(-chunk.tokens // tokens), spec.kv_heads, 1 if value_dim <= 256 else 2), 32 * warps, _shared_bytes(dim, value_dim), {
+        "prompt_attention", tuple((name, str(value)) for name, value in defines.items()), "prompt_attention",
+        (-(-chunk.tokens // tokens), spec.kv_heads, 1 if value_dim <= 256 else 2), 32 * warps,
+        _shared_bytes(dim, value_dim, warps, cells), {
             "window": chunk.window, "query": projected["q"], "query_stride": stride, "keys": held.keys, "values": held.values,
             "kv_heads": spec.kv_heads, "context": chunk.context, "sliding": spec.window, "scale": spec.scale,
             "sinks": vectors.get("sinks"), "gate": int(spec.gated), "out": mixed}))
@@ -85,8 +86,15 @@ def _whole_norm(chunk: Chunk, x: Buffer, width: int, weight: Buffer, eps: float)
         "window": chunk.window, "x": x, "weight": weight, "eps": eps, "columns": width, "parts": 1, "out": x})
 
 
-def _shared_bytes(dim: int, value_dim: int) -> int:
+def _tile(chunk: Chunk, dim: int, value_dim: int, group: int) -> tuple[int, int]:
+    """Warps and cells of the largest tile that the card has shared memory for."""
+    for warps, cells in _TILES:
+        if group <= 16 * warps and _shared_bytes(dim, value_dim, warps, cells) <= chunk.shared_bytes:
+            return warps, cells
+    raise BadModel(f"{group} query heads of {dim} for a key head: too many for this card")
+
+
+def _shared_bytes(dim: int, value_dim: int, warps: int, cells: int) -> int:
     """Two tiles of cells, and the queries where they do not stay in registers (kernels/prompt_attention.cu)."""
     steps, values = -(-dim // 32), value_dim if value_dim <= 256 else value_dim // 2
-    cells, rows = (32, 64) if dim > 256 else (64, 128)
-    return 2 * cells * 16 * (4 * steps + 8 * -(-values // 64)) + (0 if steps <= 4 else rows * 4 * steps * 16)
+    return 2 * cells * 16 * (4 * steps + 8 * -(-values // 64)) + (0 if steps <= 4 else 16 * warps * 4 * steps * 16)

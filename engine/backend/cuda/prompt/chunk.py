@@ -4,9 +4,14 @@ Knows no architecture and no kernel.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.backend.cuda.launch import Buffer
 from engine.backend.cuda.memory import Memory
+
+# most bytes of shared memory that a block of threads can have
+_SHARED_BYTES = MappingProxyType({"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10})
+_LEAST_SHARED_BYTES = 99 << 10
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,11 @@ class Chunk:
     memory: Memory
     tokens: int
     context: int  # cells of a cache
+
+    @property
+    def shared_bytes(self) -> int:
+        """Most shared memory of a block of threads on this card."""
+        return _SHARED_BYTES.get(self.memory.device.arch, _LEAST_SHARED_BYTES)
 
     @property
     def ids(self) -> Buffer:

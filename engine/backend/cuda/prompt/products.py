@@ -12,6 +12,7 @@ from engine.backend.cuda.prompt.records import Input
 from engine.errors import Internal
 
 TILE_TOKENS, _TILE_ROWS = 64, 128  # kernels/prompt_tile.cuh
+_STATIC_BYTES = 1024  # more than the kernel's own
 _FLOAT_ROWS = 64  # kernels/prompt_floats.cu
 _MOST = 3
 
@@ -76,9 +77,10 @@ def _launch(chunk: Chunk, group: Sequence[Matrix], x: Input, shared: dict, tiles
             f"weights{i}": m.weight.buffer if m else None, f"expert_bytes{i}": m.weight.matrix_bytes if m else 0,
             f"matrix_rows{i}": m.weight.rows if m else 0, f"first{i}": m.first if m else 0, f"rows{i}": m.rows if m else 0,
             f"out{i}": m.out if m else None, f"bias{i}": m.bias if m else None, f"factors{i}": m.factors(chunk) if m else None}
-    blocks = sum(-(-m.rows // _TILE_ROWS) for m in group)
-    return Launch("prompt_matmul", (("FORMAT", name),), "prompt_matmul", (blocks, tiles, 1), _TILE_ROWS,
-                  2 * stage_bytes(LAYOUTS[name]), arguments)
+    blocks, n_bytes = sum(-(-m.rows // _TILE_ROWS) for m in group), stage_bytes(LAYOUTS[name])
+    stages = 2 if 2 * n_bytes + _STATIC_BYTES <= chunk.shared_bytes else 1
+    return Launch("prompt_matmul", (("FORMAT", name), ("STAGES", str(stages))), "prompt_matmul", (blocks, tiles, 1), _TILE_ROWS,
+                  stages * n_bytes, arguments)
 
 
 def _float_launch(chunk: Chunk, m: Matrix, x: Input, shared: dict, tiles: int) -> Launch:
