@@ -14,7 +14,7 @@ from engine.backend.cuda.rows import Target
 from engine.errors import BadModel
 
 _MOST_DIM = 512
-_TILES = ((8, 64), (8, 32), (4, 32), (4, 16), (2, 16))  # warps and cells: larger ones read keys and values less often
+_TILES = ((8, 64), (8, 32), (8, 16), (4, 32), (4, 16), (2, 16))  # warps and cells: larger ones read keys and values less often
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,10 @@ def _whole_norm(chunk: Chunk, x: Buffer, width: int, weight: Buffer, eps: float)
 
 
 def _tile(chunk: Chunk, dim: int, value_dim: int, group: int) -> tuple[int, int]:
-    """Warps and cells of the largest tile that the card has shared memory for."""
+    """Warps and cells of the largest tile that the card has shared memory for, and a thread registers."""
+    most_cells = 16 if dim > 256 else 32 if value_dim > 128 else 64
     for warps, cells in _TILES:
-        if group <= 16 * warps and _shared_bytes(dim, value_dim, warps, cells) <= chunk.shared_bytes:
+        if cells <= most_cells and group <= 16 * warps and _shared_bytes(dim, value_dim, warps, cells) <= chunk.shared_bytes:
             return warps, cells
     raise BadModel(f"{group} query heads of {dim} for a key head: too many for this card")
 

@@ -10,7 +10,8 @@ from engine.backend.cuda.launch import Buffer
 from engine.backend.cuda.memory import Memory
 
 # most bytes of shared memory that a block of threads can have
-_SHARED_BYTES = MappingProxyType({"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10})
+_SHARED_BYTES = MappingProxyType({"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
+                                  "sm_103": 227 << 10})
 _LEAST_SHARED_BYTES = 99 << 10
 
 
