@@ -47,7 +47,9 @@ def test_every_architecture_runs_and_is_described(tmp_path, capsys, arch):
     said = told(capsys, write_model(tmp_path / "m.gguf", model)[0])
     assert said["runs"] == "yes, on the CPU"
     assert said["architecture"].startswith(f"{model.architecture} (random {arch}")
-    assert sum(int(n) for n in re.findall(r"(\d+) ×", said["layers"])) == model.sizes.layers
+    drafts = model.metadata.get(f"{model.architecture}.nextn_predict_layers", 0)
+    blocks = model.metadata[f"{model.architecture}.block_count"]
+    assert sum(int(n) for n in re.findall(r"(\d+) × (?!draft)", said["layers"])) == blocks - drafts
     if model.sizes.experts:
         assert said["experts"] == f"{model.sizes.experts}, {model.sizes.experts_used} a token, {model.sizes.ff} wide"
     assert "other" not in said["layers"]
