@@ -15,6 +15,8 @@ from engine.backend.cuda.device import Device
 from engine.backend.cuda.launch import Buffer, Launch
 from engine.backend.cuda.memory import DeviceArray, Memory, Weight
 from engine.backend.cuda.products import WINDOWS, Source
+from engine.backend.cuda.prompt.chunk import Chunk
+from engine.backend.cuda.prompt.model import prompt_launches
 from engine.backend.cuda.rows import Operation, Rows
 from engine.backend.rotation import rotation_table
 from engine.errors import BadModel, Internal
@@ -23,6 +25,8 @@ from engine.gguf import Tensor
 _MOST = max(WINDOWS)
 _RING = 1024  # picked tokens that the host may be behind
 _MOST_STOPS = 64
+_PICK, _PROMPT = "pick", "prompt"  # graphs beside those of windows
+_LEAST_PROMPT = 17  # tokens from which on the prompt's kernels are used
 WINDOW_DTYPE = np.dtype([(name, "<i8") for name in ("rows", "position", "steps", "stopped", "out_first", "out_rows")]
                         + [("tokens", "<i4", (_MOST,))])  # kernels/window.cuh
 
@@ -44,7 +48,7 @@ class CudaBackend:
         self._ropes: dict[base.Rope, Buffer] = {}
         self._usage: list[tuple[Buffer, int]] = []
         self._head: plain.HeadBlock | None = None
-        self._graphs: dict[int, object] = {}
+        self._graphs: dict[int | str, object] = {}
         self._ready = False
 
     @property
@@ -211,6 +215,8 @@ class CudaBackend:
         # asked for now, so that whatever memory they want is in the plan
         self._launches = {tokens: [launch for operation in self._operations for launch in operation.window(tokens)]
                           for tokens in WINDOWS}
+        self._chunk = Chunk(self.window, self.memory, self.max_rows, self.max_context)
+        self._prompt = prompt_launches(self._operations, self._chunk) if self.max_rows > _MOST else None
 
     def delta_net(self, x: Rows, spec: base.DeltaNet, weights: base.Weights) -> Rows:
         """f32 [T, D]; makes the layer's recurrent state."""
@@ -248,9 +254,11 @@ class CudaBackend:
             self.device.upload(buffer.address, rotation_table(rope, range(self.max_context)))
         for tokens in WINDOWS:
             self._graphs[tokens] = self._captured(self.launches(tokens))
-        self._graphs[0] = self._captured([*self.launches(1), self._advance()])
+        self._graphs[_PICK] = self._captured([*self.launches(1), self._advance()])
+        if self._prompt is not None:
+            self._graphs[_PROMPT] = self._captured(self._prompt, dependent=False)
         self._ready = True
-        for tokens in WINDOWS:
+        for tokens in (*WINDOWS, self.max_rows):
             self.run(np.zeros(min(tokens, self.max_context), np.int32), position=0, out_rows=1)
         for entry in self.state:
             entry.array.fill(0)
@@ -266,18 +274,34 @@ class CudaBackend:
             "window": self.window, "best": self._head.best, "ring": self._ring.address, "ring_size": _RING,
             "stops": self._stops, "n_stops": _MOST_STOPS})
 
-    def _captured(self, launches: Sequence[Launch]) -> object:
+    def _captured(self, launches: Sequence[Launch], *, dependent: bool = True) -> object:
         handles = [self.device.load_launch(launch) for launch in launches]
         self.device.begin_capture()
         for i, (launch, handle) in enumerate(zip(launches, handles, strict=True)):
-            self.device.run(launch, handle=handle, dependent=self._dependent and i > 0)
+            self.device.run(launch, handle=handle, dependent=dependent and self._dependent and i > 0)
         return self.device.end_capture()
 
     def run(self, tokens: np.ndarray, *, position: int, out_rows: int) -> np.ndarray | None:
         """Run tokens int32 [T] at a position; logits f32 [out_rows, vocabulary] of the last rows, until the next run."""
         if self._head is None or out_rows > min(_MOST, len(tokens)):
             raise Internal(f"{out_rows} rows of logits asked for")
+        if not 1 <= len(tokens) <= self.max_rows:
+            raise Internal(f"{len(tokens)} tokens at once: at most {self.max_rows}")
         self.prepare()
+        if self._prompt is not None and len(tokens) >= _LEAST_PROMPT:
+            self.device.upload(self._chunk.ids.address, np.asarray(tokens, np.int32))
+            self._set_window(tokens, position, out_rows)
+            self.device.launch_graph(self._graphs[_PROMPT])
+        else:
+            self._run_windows(tokens, position, out_rows)
+        logits = np.empty((out_rows, self._vocabulary), np.float32)
+        if out_rows:
+            self.device.download(self._head.logits.address, logits)
+        self.device.synchronize()
+        return logits
+
+    def _run_windows(self, tokens: np.ndarray, position: int, out_rows: int) -> None:
+        """Tokens in windows; the wanted rows are in the last of them."""
         for first in range(0, len(tokens), _MOST):
             part = tokens[first:first + _MOST]
             wanted = out_rows if first + len(part) == len(tokens) else 0
@@ -285,17 +309,12 @@ class CudaBackend:
                 raise Internal("the wanted rows lie in two windows")
             self._set_window(part, position + first, wanted)
             self.device.launch_graph(self._graphs[next(size for size in WINDOWS if size >= len(part))])
-        logits = np.empty((out_rows, self._vocabulary), np.float32)
-        if out_rows:
-            self.device.download(self._head.logits.address, logits)
-        self.device.synchronize()
-        return logits
 
     def _set_window(self, tokens: np.ndarray, position: int, out_rows: int) -> None:
         values = np.zeros(1, WINDOW_DTYPE)
         values["rows"], values["position"] = len(tokens), position
         values["out_first"], values["out_rows"] = len(tokens) - out_rows, out_rows
-        values["tokens"][0, :len(tokens)] = tokens
+        values["tokens"][0, :min(len(tokens), _MOST)] = tokens[:_MOST]
         self.device.upload(self.window.address, values)
 
     def pick_greedily(self, token: int, *, position: int, limit: int, stop_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -317,7 +336,7 @@ class CudaBackend:
         launched = read = 0
         while read < limit:
             while launched < min(limit, read + 2):
-                self.device.launch_graph(self._graphs[0])
+                self.device.launch_graph(self._graphs[_PICK])
                 launched += 1
             place = read % _RING
             self.device.wait_for(lambda place=place: ring[place] != -2)

@@ -75,8 +75,9 @@ def _matvec(name: str, group: Sequence[Product], common: dict, tokens: int, mult
         at_once = min(at_once, 2)
     resident = at_once * multiprocessors
     defines = (("FORMAT", name), ("ROWS", str(rows)), ("DEPTH", str(depth)), ("HELD", str(held(columns))),
-               ("ONCE", str(int(once))), ("MIN_BLOCKS", str(at_once)))
-    return Launch("matvec", defines, f"matvec_{tokens}", (min(blocks, resident), 1, 1), _THREADS,
+               ("ONCE", str(int(once))), ("MIN_BLOCKS", str(at_once)),
+               ("TOKENS", str(tokens)), ("SEGMENTS", str(len(group))))
+    return Launch("matvec", defines, "matvec", (min(blocks, resident), 1, 1), _THREADS,
                   tokens * LAYOUTS[name].rounded_bytes(columns), arguments)
 
 

@@ -64,7 +64,7 @@ class AttentionBlock:
             launches += self.index.window(tokens)
         launches.append(Launch(
             "attention", (("DIM", str(s.head_dim)), ("VALUE_DIM", str(s.value_dim)), ("HEADS_A_KEY", str(group))),
-            "attention", (splits, s.kv_heads, tokens), 256, 0, {
+            "attention", (splits, s.kv_heads, tokens), 320, 0, {
                 "window": b.window, "query": self.query.out, "key": self.key.out if self.key else None,
                 "value": (self.value or self.key).out if self.key else None, "query_stride": query_stride,
                 "query_norm": self.norms.get("q_norm"), "key_norm": self.norms.get("k_norm"),

@@ -49,7 +49,8 @@ class ExpertsBlock:
         b, s, columns = self.b, self.spec, self.source.columns
         other = self.router_source
         return [Launch(
-            "router", (("FORMAT", self.gate.format), ("HELD", str(held(columns)))), "router", (-(-s.experts // 8) + 1, 1, 1), 256,
+            "router", (("FORMAT", self.gate.format), ("HELD", str(held(columns))),
+                       ("EXPERTS_A_LANE", str(-(-s.experts // 32)))), "router", (-(-s.experts // 8) + 1, 1, 1), 256,
             4 * max(columns, 8 * s.experts), {
                 "window": b.window, "x": self.source.x, "norm": self.source.norm, "eps": self.source.eps,
                 "router_x": other.x if other else None, "router_norm": other.norm if other else None, "columns": columns,
@@ -68,7 +69,8 @@ class ExpertsBlock:
         hidden, ids = b.scratch_rows("expert_hidden", s.used * stride), b.memory.scratch("ids", 4 * 8 * s.used)
         _, depth = rows_and_depth(columns)
         first = Launch(
-            "experts", (("FORMAT", self.gate.format), ("DEPTH", str(depth)), ("HELD", "1"), ("MIN_BLOCKS", str(4 // depth))), "gate_up", (-(-stride // 8), tokens * s.used, 1),
+            "experts", (("FORMAT", self.gate.format), ("DEPTH", str(depth)), ("HELD", "1"), ("ROWS", "2"),
+                        ("MIN_BLOCKS", "3" if depth == 1 else "1")), "gate_up", (-(-stride // 16), tokens * s.used, 1),
             256, 0, {
                 "window": b.window, "rounded": b.memory.scratch("rounded", 0), "ids": ids, "gate": self.gate.buffer,
                 "up": self.up.buffer, "matrix_rows": self.gate.rows, "gate_first": 0, "up_first": self.up_first,
@@ -80,7 +82,8 @@ class ExpertsBlock:
         depth = min(4, -(-chunks // 32))
         shared_bytes = layout.rounded_bytes(64 * chunks) + 4 * 8 * int(chunks * layout.terms_a_chunk)
         return first, Launch(
-            "experts", (("FORMAT", self.down.format), ("DEPTH", str(depth)), ("HELD", str(held(64 * chunks))), ("MIN_BLOCKS", "2")), "down",
+            "experts", (("FORMAT", self.down.format), ("DEPTH", str(depth)), ("HELD", str(held(64 * chunks))), ("ROWS", "1"),
+                        ("MIN_BLOCKS", "2")), "down",
             (-(-self.down.rows // 8), tokens, 1), 256, shared_bytes, {
                 "window": b.window, "hidden": hidden, "ids": ids, "route_weights": b.scratch_rows("route_weights", s.used),
                 "weights": self.down.buffer, "expert_bytes": self.down.matrix_bytes, "rows": self.down.rows, "inner": inner,

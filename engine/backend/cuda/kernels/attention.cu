@@ -15,7 +15,7 @@
 #endif
 
 static constexpr int TILE = 64;    // cells of a tile
-static constexpr int WINDOW_MAX = 8;
+static constexpr int WINDOW_MAX = 8, THREADS = 320;  // a warp for each of eight query heads, for a key and for a value
 static constexpr int GROUP = HEADS_A_KEY, MOST_SPLITS = 128;
 #define LEAST (-1e30f)  // a score that no cell has: nothing seen yet
 
@@ -38,8 +38,8 @@ struct AttentionArguments {
     float* out;                      // [T, heads * VALUE_DIM]
 };
 
-KERNEL(attention, 256, AttentionArguments) {
-    constexpr int WARPS = 8;
+KERNEL(attention, THREADS, AttentionArguments) {
+    constexpr int WARPS = THREADS / 32;
     const int lane = lane_id(), warp = threadIdx.x / 32, splits = gridDim.x;
     const int split = blockIdx.x, head = blockIdx.y, t = blockIdx.z;
     SHARED float query[GROUP * DIM];
@@ -64,31 +64,48 @@ KERNEL(attention, 256, AttentionArguments) {
     if (split >= active) return;
     const i64 first = hidden + split * length, last = first + length < seen ? first + length : seen;
 
-    // new cells, where this block reads or writes some: the tail of what a token sees lies in the last split
-    const bool needs_new = a.key != nullptr && (split == active - 1 || cells != nullptr || before < last);
-    if (needs_new || writes)
-        for (int i = warp; i < 2 * rows; i += WARPS) {
-            const int cell = i / 2;
-            float* y = work + warp * (DIM > VALUE_DIM ? DIM : VALUE_DIM);
-            if (i % 2 == 0) {
-                const float* angles = a.rope != nullptr ? a.rope + (before + cell) * a.rotary : nullptr;
-                place(a.key + (cell * a.kv_heads + head) * DIM, y, DIM, a.pre_normed ? nullptr : a.key_norm, false, (float)a.eps, angles, (int)a.rotary, a.adjacent);
-                for (int k = lane; k < DIM; k += 32) new_keys[cell * DIM + k] = float_to_half(y[k]);
-                if (writes)
-                    for (int k = lane; k < DIM; k += 32) a.keys[(head * a.context + before + cell) * DIM + k] = new_keys[cell * DIM + k];
-            } else {
-                place(a.value + (cell * a.kv_heads + head) * VALUE_DIM, y, VALUE_DIM, nullptr, a.value_norm, (float)a.eps, nullptr, 0, false);
-                for (int k = lane; k < VALUE_DIM; k += 32) new_values[cell * VALUE_DIM + k] = float_to_half(y[k]);
-                if (writes)
-                    for (int k = lane; k < VALUE_DIM; k += 32) a.values[(head * a.context + before + cell) * VALUE_DIM + k] = new_values[cell * VALUE_DIM + k];
+    // Query heads, and the window's own cells where this block reads or writes some: the tail of what a token sees lies in
+    // the last split. A head a warp.
+    const bool needs_new = a.key != nullptr && (split == active - 1 || cells != nullptr || before < last || writes);
+    const bool in_registers = Head<DIM>::fits((int)a.rotary, a.adjacent);
+    for (int i = warp; i < GROUP + (needs_new ? 2 * rows : 0); i += WARPS) {
+        const int cell = (i - GROUP) / 2;
+        const bool is_query = i < GROUP, is_key = !is_query && (i - GROUP) % 2 == 0;
+        float* y = work + warp * (DIM > VALUE_DIM ? DIM : VALUE_DIM);
+        if (!is_query && !is_key) {
+            place(a.value + (cell * a.kv_heads + head) * VALUE_DIM, y, VALUE_DIM, nullptr, a.value_norm, (float)a.eps, nullptr, 0, false);
+            for (int k = lane; k < VALUE_DIM; k += 32) {
+                new_values[cell * VALUE_DIM + k] = float_to_half(y[k]);
+                if (writes) a.values[(head * a.context + before + cell) * VALUE_DIM + k] = float_to_half(y[k]);
             }
             warp_barrier();
+            continue;
         }
-    for (int h = warp; h < GROUP; h += WARPS) {
-        const float* angles = a.rope != nullptr ? a.rope + position * a.rotary : nullptr;
-        const i64 from = (t * a.kv_heads * GROUP + head * GROUP + h) * a.query_stride;
-        place(a.query + from, query + h * DIM, DIM, a.pre_normed ? nullptr : a.query_norm, false, (float)a.eps, angles, (int)a.rotary, a.adjacent);
-        for (int k = lane; k < DIM; k += 32) query[h * DIM + k] = mul(query[h * DIM + k], (float)a.scale);
+        const float* from = is_query ? a.query + (t * a.kv_heads * GROUP + head * GROUP + i) * a.query_stride : a.key + (cell * a.kv_heads + head) * DIM;
+        const float* norm = a.pre_normed ? nullptr : is_query ? a.query_norm : a.key_norm;
+        const float* angles = a.rope != nullptr ? a.rope + (is_query ? position : before + cell) * a.rotary : nullptr;
+        if (in_registers) {
+            Head<DIM> x = Head<DIM>::load(from), weight = x, turns = x;
+            if (norm != nullptr) weight = Head<DIM>::load(norm);
+            if (angles != nullptr)
+#pragma unroll
+                for (int k = 0; k < Head<DIM>::N; ++k) turns.v[k] = 32 * k < a.rotary ? angles[lane + 32 * k] : 0.0f;
+            if (norm != nullptr) Head<DIM>::norm(x, weight, true, (float)a.eps);
+            if (angles != nullptr) Head<DIM>::turn(x, turns, (int)a.rotary);
+#pragma unroll
+            for (int k = 0; k < Head<DIM>::N; ++k) y[lane + 32 * k] = x.v[k];
+        } else {
+            place(from, y, DIM, norm, false, (float)a.eps, angles, (int)a.rotary, a.adjacent);
+        }
+        for (int k = lane; k < DIM; k += 32) {
+            if (is_query) {
+                query[i * DIM + k] = mul(y[k], (float)a.scale);
+                continue;
+            }
+            new_keys[cell * DIM + k] = float_to_half(y[k]);
+            if (writes) a.keys[(head * a.context + before + cell) * DIM + k] = float_to_half(y[k]);
+        }
+        warp_barrier();
     }
     for (int h = threadIdx.x; h < GROUP; h += blockDim.x) tops[h] = LEAST, sums[h] = 0.0f;
     block_barrier();
@@ -121,7 +138,7 @@ KERNEL(attention, 256, AttentionArguments) {
                     for (int e = 0; e < 8; ++e) v[e] = half_to_float((u16)(words[e / 2] >> (16 * (e % 2))));
 #pragma unroll
                     for (int h = 0; h < GROUP; ++h) {
-                        float q[8];
+                        alignas(16) float q[8];
                         *(Word4*)q = *(const Word4*)(query + h * DIM + i);
                         *(Word4*)(q + 4) = *(const Word4*)(query + h * DIM + i + 4);
 #pragma unroll
@@ -234,7 +251,7 @@ KERNEL(attention, 256, AttentionArguments) {
         const float* from = a.parts + group * splits * GROUP * VALUE_DIM + i;
 #pragma unroll 8
         for (int s = 0; s < active; ++s) {
-            float v[4];
+            alignas(16) float v[4];
             *(Word4*)v = *(const Word4*)(active > 1 ? from + (i64)s * GROUP * VALUE_DIM : mixed + i);
             const float weight = weights[h * MOST_SPLITS + s];
 #pragma unroll

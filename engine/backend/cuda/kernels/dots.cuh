@@ -6,8 +6,8 @@
 
 // the activations of one chunk, in registers
 struct Inputs {
-    u32 x[16];
-    i32 sums[4];
+    alignas(16) u32 x[16];
+    alignas(16) i32 sums[4];
 };
 
 template <class F> DEVICE Inputs load_inputs(const Rounded<F>& r, int c) {

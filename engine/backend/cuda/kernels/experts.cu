@@ -1,4 +1,4 @@
-// The routed experts of a window's tokens. `gate_up`: a warp takes a row of gate and of up of one route and writes their
+// The routed experts of a window's tokens. `gate_up`: a warp takes ROWS rows of gate and of up of one route and writes their
 // activation. `down`: a warp takes an output row, adds the routes up in route order and the sum to the residual stream.
 // DEPTH: how many times 32 chunks a warp loads at once; HELD: see Row.
 #include "activation.cuh"
@@ -9,6 +9,7 @@
 #define FORMAT Q4_K
 #define DEPTH 4
 #define HELD 3
+#define ROWS 2
 #endif
 
 struct GateUpArguments {
@@ -26,39 +27,50 @@ struct GateUpArguments {
 KERNEL(gate_up, 256, GateUpArguments) {
     typedef FORMAT F;
     const int lane = lane_id(), route = blockIdx.y, t = route / (int)a.used;
-    const i64 row = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const i64 row = ROWS * ((i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     await_previous_kernel();
     let_next_kernel_start();
     if (t >= a.window->rows || row >= a.inner_stride) return;
-    if (row >= a.inner) {  // what rounds up to a chunk
-        if (lane == 0) a.hidden[route * a.inner_stride + row] = 0.0f;
-        return;
-    }
     const i64 expert = a.ids[route];
     const Matrix<F> gate = Matrix<F>::at(a.gate + expert * a.expert_bytes_gate, a.matrix_rows, a.columns);
     const Matrix<F> up = Matrix<F>::at(a.up + expert * a.expert_bytes_up, a.matrix_rows, a.columns);
     const int chunks = (int)gate.chunks;
     const Rounded<F> r8 = Rounded<F>::at((u8*)a.rounded, chunks, t);
-    float g = 0.0f, u = 0.0f;
-    for (int base = 0; base < chunks; base += 32 * DEPTH) {
-        Chunk<F> wg[DEPTH], wu[DEPTH];
+    float g[ROWS], u[ROWS];
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) {
-            wg[d] = Chunk<F>::load(gate, a.gate_first + row, base + 32 * d + lane);
-            wu[d] = Chunk<F>::load(up, a.up_first + row, base + 32 * d + lane);
-        }
+    for (int r = 0; r < ROWS; ++r) g[r] = u[r] = 0.0f;
+#pragma unroll 1
+    for (int base = 0; base < chunks; base += 32 * DEPTH) {
+        Chunk<F> wg[ROWS][DEPTH], wu[ROWS][DEPTH];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                const int c = row + r < a.inner ? base + 32 * d + lane : chunks;
+                wg[r][d] = Chunk<F>::load(gate, (int)(a.gate_first + row + r), c);
+                wu[r][d] = Chunk<F>::load(up, (int)(a.up_first + row + r), c);
+            }
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             const int c = base + 32 * d + lane, left = chunks - (base + 32 * d);
             if (left <= 0) break;
             const Inputs in = load_inputs<F>(r8, c);
-            g = Terms<F>::sum_in_order(g, Terms<F>::of(wg[d], in, r8, c), left);
-            u = Terms<F>::sum_in_order(u, Terms<F>::of(wu[d], in, r8, c), left);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                g[r] = Terms<F>::sum_in_order(g[r], Terms<F>::of(wg[r][d], in, r8, c), left);
+                u[r] = Terms<F>::sum_in_order(u[r], Terms<F>::of(wu[r][d], in, r8, c), left);
+            }
         }
     }
-    if (lane == 0) {
-        if (a.gate_bias != nullptr) g = add(g, a.gate_bias[expert * a.inner + row]), u = add(u, a.up_bias[expert * a.inner + row]);
-        a.hidden[route * a.inner_stride + row] = activate((int)a.activation, g, u);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (lane != r || row + r >= a.inner_stride) continue;
+        if (row + r < a.inner && a.gate_bias != nullptr) {
+            g[r] = add(g[r], a.gate_bias[expert * a.inner + row + r]);
+            u[r] = add(u[r], a.up_bias[expert * a.inner + row + r]);
+        }
+        // what rounds up to a chunk is zero
+        a.hidden[route * a.inner_stride + row + r] = row + r < a.inner ? activate((int)a.activation, g[r], u[r]) : 0.0f;
     }
 }
 

@@ -85,16 +85,16 @@ template <class F> struct Matrix {
 
 // What one lane loads for a chunk. Loading and reading are apart, so that loads can be under way before they are needed.
 template <class F> struct Chunk {
-    u32 main[F::MAIN / 4];
-    u32 second[F::SECOND ? F::SECOND / 4 : 1];
-    u32 scales[4];
+    alignas(16) u32 main[F::MAIN / 4];
+    alignas(16) u32 second[F::SECOND ? F::SECOND / 4 : 1];
+    alignas(16) u32 scales[4];
     u32 floats;
     int quarter;  // of its 256
 
     // chunk c of a row; lanes past the end load nothing and count as zeros
-    DEVICE Chunk load(const Matrix<F>& m, i64 row, i64 c) {
+    DEVICE Chunk load(const Matrix<F>& m, int row, int c) {
         Chunk k;
-        k.quarter = (int)c & 3;
+        k.quarter = c & 3;
         k.floats = 0;
 #pragma unroll
         for (int i = 0; i < F::MAIN / 4; ++i) k.main[i] = 0;
@@ -102,25 +102,25 @@ template <class F> struct Chunk {
         for (int i = 0; i < (F::SECOND ? F::SECOND / 4 : 1); ++i) k.second[i] = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) k.scales[i] = 0;
-        if (c >= m.chunks) return k;
-        const i64 at = row * m.chunks + c;
+        if (c >= (int)m.chunks) return k;
+        const u32 at = (u32)row * (u32)m.chunks + (u32)c;  // a matrix has fewer than 2^32 chunks
 #pragma unroll
-        for (int i = 0; i < F::MAIN / 16; ++i) *(Word4*)(k.main + 4 * i) = load_weights16(m.main + at * F::MAIN + 16 * i);
-        if (F::SECOND == 16) *(Word4*)k.second = load_weights16(m.second + at * 16);
+        for (int i = 0; i < F::MAIN / 16; ++i) *(Word4*)(k.main + 4 * i) = load_weights16(m.main + (u64)at * F::MAIN + 16 * i);
+        if (F::SECOND == 16) *(Word4*)k.second = load_weights16(m.second + (u64)at * 16);
         if (F::SECOND == 8) {
-            const u32* p = (const u32*)(m.second + at * 8);
+            const u32* p = (const u32*)(m.second + (u64)at * 8);
             k.second[0] = p[0], k.second[1] = p[1];
         }
-        const i64 block = row * m.blocks + c / 4;
-        if (F::SCALES == PACKED_K) *(Word4*)k.scales = load_weights16(m.scales + block * 16);
-        if (F::SCALES == SIGNED_16 || F::SCALES == NIBBLE_PAIRS) k.scales[0] = *(const u32*)(m.scales + block * 16 + 4 * k.quarter);
-        if (F::SCALES == SIGNED_8) k.scales[0] = *(const u16*)(m.scales + block * 8 + 2 * k.quarter);
-        if (F::SCALES == HALF) k.scales[0] = *(const u32*)(m.scales + at * 4);
-        if (F::SCALES == HALF_PAIR) k.scales[0] = *(const u32*)(m.scales + at * 8), k.scales[1] = *(const u32*)(m.scales + at * 8 + 4);
-        if (F::SCALES == EXPONENT) k.scales[0] = *(const u16*)(m.scales + at * 2);
-        if (F::SCALES == SMALL_FLOAT) k.scales[0] = *(const u32*)(m.scales + at * 4);
-        if (F::FLOAT_BYTES == 2) k.floats = *(const u16*)(m.floats + block * 2);
-        if (F::FLOAT_BYTES == 4) k.floats = *(const u32*)(m.floats + block * 4);
+        const u32 block = (u32)row * (u32)m.blocks + (u32)c / 4;
+        if (F::SCALES == PACKED_K) *(Word4*)k.scales = load_weights16(m.scales + (u64)block * 16);
+        if (F::SCALES == SIGNED_16 || F::SCALES == NIBBLE_PAIRS) k.scales[0] = *(const u32*)(m.scales + (u64)block * 16 + 4 * k.quarter);
+        if (F::SCALES == SIGNED_8) k.scales[0] = *(const u16*)(m.scales + (u64)block * 8 + 2 * k.quarter);
+        if (F::SCALES == HALF) k.scales[0] = *(const u32*)(m.scales + (u64)at * 4);
+        if (F::SCALES == HALF_PAIR) k.scales[0] = *(const u32*)(m.scales + (u64)at * 8), k.scales[1] = *(const u32*)(m.scales + (u64)at * 8 + 4);
+        if (F::SCALES == EXPONENT) k.scales[0] = *(const u16*)(m.scales + (u64)at * 2);
+        if (F::SCALES == SMALL_FLOAT) k.scales[0] = *(const u32*)(m.scales + (u64)at * 4);
+        if (F::FLOAT_BYTES == 2) k.floats = *(const u16*)(m.floats + (u64)block * 2);
+        if (F::FLOAT_BYTES == 4) k.floats = *(const u32*)(m.floats + (u64)block * 4);
         return k;
     }
 

@@ -2,7 +2,8 @@
 // asked for the sum with the residual stream, or the greatest logit, in one kernel. A warp takes ROWS neighbouring rows at a
 // time; the loads of the next ones (DEPTH times 32 chunks of each) are under way meanwhile, those of the first before the
 // previous kernel has ended. HELD: see Row. ONCE: no warp
-// has more than one group of rows.
+// has more than one group of rows. TOKENS: of a window, at most. SEGMENTS: how many
+// matrices there are.
 #include "dots.cuh"
 #include "window.cuh"
 
@@ -12,6 +13,8 @@
 #define DEPTH 1
 #define HELD 1
 #define ONCE 0
+#define TOKENS 1
+#define SEGMENTS 3
 #endif
 
 struct MatvecArguments {
@@ -48,7 +51,7 @@ struct Place {
 
 DEVICE Place place_of(const MatvecArguments& a, i64 group) {
     const i64 groups0 = (a.rows0 + ROWS - 1) / ROWS, groups1 = (a.rows1 + ROWS - 1) / ROWS;
-    if (group < groups0) return {a.weights0, a.out0, a.bias0, a.rows0, group * ROWS};
+    if (SEGMENTS == 1 || group < groups0) return {a.weights0, a.out0, a.bias0, a.rows0, group * ROWS};
     if (group < groups0 + groups1) return {a.weights1, a.out1, a.bias1, a.rows1, (group - groups0) * ROWS};
     return {a.weights2, a.out2, a.bias2, a.rows2, (group - groups0 - groups1) * ROWS};
 }
@@ -61,10 +64,10 @@ DEVICE void load_group(Loaded& w, const Place& p, i64 columns, int base) {
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d)
-            w[r][d] = Chunk<FORMAT>::load(matrix, p.first + r, p.first + r < p.rows ? base + 32 * d + lane_id() : matrix.chunks);
+            w[r][d] = Chunk<FORMAT>::load(matrix, p.first + r, p.first + r < p.rows ? (i64)(base + 32 * d + lane_id()) : matrix.chunks);
 }
 
-template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
+DEVICE void products_of_rows(const MatvecArguments& a) {
     typedef FORMAT F;
     const int lane = lane_id(), chunks = (int)((a.columns + 63) / 64);
     const i64 groups = (a.rows0 + ROWS - 1) / ROWS + (a.rows1 + ROWS - 1) / ROWS + (a.rows2 + ROWS - 1) / ROWS;
@@ -154,7 +157,4 @@ template <int TOKENS> DEVICE void matvec(const MatvecArguments& a) {
             if (t < n) atomic_max(a.best + t, best[t]);
 }
 
-KERNEL(matvec_1, 256, MatvecArguments) { matvec<1>(a); }
-KERNEL(matvec_2, 256, MatvecArguments) { matvec<2>(a); }
-KERNEL(matvec_4, 256, MatvecArguments) { matvec<4>(a); }
-KERNEL(matvec_8, 256, MatvecArguments) { matvec<8>(a); }
+KERNEL(matvec, 256, MatvecArguments) { products_of_rows(a); }

@@ -22,7 +22,7 @@ typedef long long i64;
 #endif
 #define KERNEL(name, threads, Arguments) extern "C" __global__ void __launch_bounds__(threads, MIN_BLOCKS) name(const __grid_constant__ Arguments a)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
-#define SHARED __shared__
+#define SHARED __shared__ __align__(16)
 
 #ifndef INFINITY  // NVRTC has no headers of the C library
 #define INFINITY __int_as_float(0x7F800000)

@@ -52,7 +52,7 @@ DEVICE float norm_factor(const float* x, int columns, float eps, float* room) {
 // A row f32 [columns] in the registers of a block of 256 threads: warp w holds blocks w, w + 8, … of 256 elements, a lane eight
 // of each. BLOCKS is how many blocks a warp has at most. Columns are a multiple of 8.
 template <int BLOCKS> struct Row {
-    float v[BLOCKS][8];
+    alignas(16) float v[BLOCKS][8];
 
     DEVICE int first(int i) { return 256 * (threadIdx.x / 32 + 8 * i) + 8 * lane_id(); }
     DEVICE void load(Row& r, const float* x, int columns) {

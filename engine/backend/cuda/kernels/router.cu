@@ -6,6 +6,7 @@
 #ifndef FORMAT
 #define FORMAT Q4_K
 #define HELD 1
+#define EXPERTS_A_LANE 16
 #endif
 
 enum Scoring { SOFTMAX, SIGMOID, SELECTED_SOFTMAX };
@@ -30,7 +31,7 @@ struct RouterArguments {
     u64* usage;  // [experts]: routes that chose each
 };
 
-static constexpr int MOST = 16;  // experts a lane: 512 in all
+static constexpr int MOST = EXPERTS_A_LANE;
 static constexpr float LOWEST = -1e38f;  // no rank is lower, and none is NaN: a token takes each expert once, whatever its numbers are
 
 // order of floats as unsigned integers; 0 is below all of them
