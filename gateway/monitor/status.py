@@ -67,8 +67,8 @@ def about(service: Service) -> Json:
 
 
 def settings(config: GatewayConfig) -> Json:
-    """The settings as they are in force."""
-    values: Json = msgspec.to_builtins(config, enc_hook=str)
+    """The settings as they are in force; of a path its last part, for whoever looks need not know this machine's folders."""
+    values: Json = msgspec.to_builtins(config, enc_hook=lambda path: path.name)
     values["api_key"] = "set" if config.api_key is not None else None
     return values
 

@@ -210,6 +210,7 @@ def test_with_a_key_everything_needs_it(start_gateway: Start) -> None:
         assert next(events)["engine"]["state"] == "ready"
     about = gateway.request("GET", "/v1/about", headers={"x-api-key": "k"}).json()
     assert about["settings"]["api_key"] == "set"
+    assert about["settings"]["model"] == "tiny.gguf"
 
 
 @pytest.mark.parametrize("remote", ["127.0.0.1", "::1", "127.8.8.8", "::ffff:127.0.0.1"])

@@ -187,6 +187,16 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
         parse_arguments(["--api-key", key])
 
 
+@pytest.mark.parametrize(("word", "value"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_a_setting_that_is_true_or_false(word: str, value: bool) -> None:
+    assert parse_arguments(["--log-text", word]).log_text is value
+
+
+def test_a_setting_that_is_neither() -> None:
+    with pytest.raises(ConfigError, match="--log-text: expected true or false, got 'maybe'"):
+        parse_arguments(["--log-text", "maybe"])
+
+
 def test_either_header_may_have_the_key() -> None:
     keeper = Gatekeeper(GatewayConfig(api_key="k"))
     keeper.check("POST", CHAT, {"Authorization": "Bearer other", "X-Api-Key": "k"})
