@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
 
@@ -79,14 +80,21 @@ class Launch:
 
 
 def _value(launch: Launch, name: str, kind: str, value: Argument) -> int | float:
+    def wrong(expected: str) -> Internal:
+        return Internal(f"{launch.program}.{launch.kernel}: {name} is {expected}")
+
     if kind == "pointer":
         address = value.address if isinstance(value, Buffer | Place) else value or 0
         if address is None:
-            raise Internal(f"{launch.program}.{launch.kernel}: {name} is not allocated")
+            raise wrong("not allocated")
+        if not isinstance(address, int) or not 0 <= address < 1 << 64:
+            raise wrong(f"{address!r}, expected an address")
         return address
-    if isinstance(value, Buffer | Place) or value is None or (kind == "integer" and not isinstance(value, int)):
-        raise Internal(f"{launch.program}.{launch.kernel}: {name} is {value!r}, expected a number")
-    return float(value) if kind == "real" else value
+    if kind == "real" and isinstance(value, Real):
+        return float(value)
+    if kind == "integer" and isinstance(value, Integral) and -(1 << 63) <= value < 1 << 63:
+        return int(value)
+    raise wrong(f"{value!r}, expected a number")
 
 
 @cache
@@ -94,7 +102,11 @@ def kernel_fields(program: str) -> Mapping[str, tuple[tuple[str, str], ...]]:
     """Of each kernel of a program, the fields of its argument struct in order: (name, "pointer" | "integer" | "real")."""
     source = (KERNELS / f"{program}.cu").read_text()
     structs = {name: _fields(name, re.sub(r"//[^\n]*", "", body)) for name, body in _STRUCT.findall(source)}
-    return MappingProxyType({kernel: structs[arguments] for kernel, arguments in _KERNEL.findall(source)})
+    kernels = dict(_KERNEL.findall(source))
+    for arguments in kernels.values():
+        if arguments not in structs:
+            raise Internal(f"{program}.cu: no struct {arguments}")
+    return MappingProxyType({kernel: structs[arguments] for kernel, arguments in kernels.items()})
 
 
 def _fields(struct_name: str, body: str) -> tuple[tuple[str, str], ...]:
