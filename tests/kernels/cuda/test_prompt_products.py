@@ -44,6 +44,27 @@ def test_products_have_the_bits_of_the_cpu(card, name):
     assert not got[len(x):].any()
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_1"])
+def test_a_tokens_result_does_not_depend_on_how_many_are_with_it(device, name):
+    most, columns = 70, 256
+    card = PromptCard(device, tokens=most)
+    weight, x = random_weight(name, ROWS, columns), np.random.default_rng(0).standard_normal((most, columns)).astype(np.float32)
+    with CpuProduct(weight) as cpu:
+        expected = np.concatenate([cpu.run(x[k:k + 13]) for k in range(0, most, 13)])
+    on_card, source = card.memory.weight(weight), card.memory.array("x", x)
+    out = card.memory.buffer("out", 4 * most * ROWS)
+    rounded, launches = round_rows(card.chunk, Source(source, columns, columns), [on_card], name="x")
+    launches += products(card.chunk, rounded, [Matrix(on_card, out, ROWS)])
+    card.memory.allocate()
+    for n in (1, 16, 17, 32, 33, 64, 65, 70):
+        card.device.fill_zero(out.address, out.n_bytes)
+        card.run(launches, rows=n)
+        got = card.read(out, (most, ROWS))
+        assert same_bits(got[:n], expected[:n]), f"{n} tokens"
+        assert not got[n:].any()
+    card.memory.free()
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "F16"])
 def test_products_by_expert(device, name):
     """Tiles of a full and of one token, an expert without tokens, inputs that several routes share, only some rows."""

@@ -73,6 +73,7 @@ KERNEL(prompt_matmul, 128, PromptMatmulArguments) {
     }
     if (threadIdx.x == 0) shared_job = job;
     block_barrier();
-    if (count > TOKENS / 2) multiply_tile<F, 8>(shared_job, memory);
-    else multiply_tile<F, 4>(shared_job, memory);
+    if (count > 32) multiply_tile<F, 8>(shared_job, memory);
+    else if (count > 16) multiply_tile<F, 4>(shared_job, memory);
+    else multiply_tile<F, 2>(shared_job, memory);  // tokens that an expert has left over
 }
