@@ -15,7 +15,7 @@
 #endif
 
 static constexpr int TILE = 64;    // cells of a tile
-static constexpr int WINDOW_MAX = 8, THREADS = 320;  // a warp for each of eight query heads, for a key and for a value
+static constexpr int WINDOW_MAX = 8, THREADS = 320, WARPS = THREADS / 32;  // a warp for each of eight query heads, for a key and for a value
 static constexpr int GROUP = HEADS_A_KEY, MOST_SPLITS = 128;
 #define LEAST (-1e30f)  // a score that no cell has: nothing seen yet
 
@@ -39,30 +39,58 @@ struct AttentionArguments {
 };
 
 KERNEL(attention, THREADS, AttentionArguments) {
-    constexpr int WARPS = THREADS / 32;
     const int lane = lane_id(), warp = threadIdx.x / 32, splits = gridDim.x;
     const int split = blockIdx.x, head = blockIdx.y, t = blockIdx.z;
     SHARED float query[GROUP * DIM];
     SHARED u16 new_keys[WINDOW_MAX * DIM], new_values[WINDOW_MAX * VALUE_DIM];
     SHARED float scores[GROUP * TILE];
     SHARED float tops[GROUP], sums[GROUP], factors[GROUP];
-    SHARED float work[WARPS * (DIM > VALUE_DIM ? DIM : VALUE_DIM)];
-    SHARED float mixed[GROUP * VALUE_DIM], weights[GROUP * MOST_SPLITS];
+    constexpr int WORK = WARPS * (DIM > VALUE_DIM ? DIM : VALUE_DIM);
+    SHARED float mixed[GROUP * VALUE_DIM > WORK ? GROUP * VALUE_DIM : WORK], weights[GROUP * MOST_SPLITS];
+    float* work = mixed;  // for the heads, before anything is mixed
     SHARED u32 place_in_line;
-    await_previous_kernel();
-    let_next_kernel_start();
+    // The window block and the cells of earlier windows were written before this graph was launched, so they can be read, and
+    // the first tile's keys and values be on their way, before the previous kernel has ended. (A list of cells cannot.)
     const int rows = (int)a.window->rows;
-    if (t >= rows) return;
     const i64 before = a.window->position, position = before + t;
+    if (a.cells != nullptr) await_previous_kernel();
     const i32* cells = a.cells != nullptr ? a.cells + t * a.cells_stride : nullptr;
     const i64 seen = cells != nullptr ? cells[0] : position + 1;
     const i64 hidden = cells == nullptr && a.sliding > 0 && seen > a.sliding ? seen - a.sliding : 0;
     i64 length = (seen - hidden + splits - 1) / splits;
     length = (length < a.least_split ? a.least_split : length + TILE - 1) / TILE * TILE;
-    const int active = (int)((seen - hidden + length - 1) / length);
+    const int active = t < rows ? (int)((seen - hidden + length - 1) / length) : 0;
     const bool writes = t == rows - 1 && a.key != nullptr && split == 0;
-    if (split >= active) return;
     const i64 first = hidden + split * length, last = first + length < seen ? first + length : seen;
+    const i64 known = a.key != nullptr ? before : seen;  // cells from here on are not in the cache yet
+
+    constexpr int PAIRS = VALUE_DIM / 2, SLICES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, BATCH = 8;
+    const int slice = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS;
+    constexpr int SCORE_PASSES = (TILE + 4 * WARPS - 1) / (4 * WARPS), KEY_WORDS = (DIM + 63) / 64;
+    constexpr int VALUE_WORDS = (TILE + SLICES - 1) / SLICES;
+    constexpr bool AHEAD = SCORE_PASSES * KEY_WORDS <= 8 && VALUE_WORDS <= 32;
+    Word4 keys_ahead[AHEAD ? SCORE_PASSES : 1][AHEAD ? KEY_WORDS : 1];
+    u32 values_ahead[AHEAD ? VALUE_WORDS : 1];
+    if (AHEAD && split < active && cells == nullptr) {
+#pragma unroll
+        for (int p = 0; p < SCORE_PASSES; ++p)
+#pragma unroll
+            for (int k = 0; k < KEY_WORDS; ++k) {
+                const i64 cell = first + 4 * (warp + WARPS * p) + lane / 8;
+                const int i = 8 * (lane % 8) + 64 * k;
+                keys_ahead[p][k] = {0, 0, 0, 0};
+                if (cell < last && cell < known && i < DIM) keys_ahead[p][k] = *(const Word4*)(a.keys + (head * a.context + cell) * DIM + i);
+            }
+#pragma unroll
+        for (int k = 0; k < VALUE_WORDS; ++k) {
+            const i64 cell = first + slice + SLICES * k;
+            values_ahead[k] = 0;
+            if (slice < SLICES && cell < last && cell < known) values_ahead[k] = *(const u32*)(a.values + (head * a.context + cell) * VALUE_DIM + 2 * pair);
+        }
+    }
+    if (a.cells == nullptr) await_previous_kernel();
+    let_next_kernel_start();
+    if (split >= active) return;
 
     // Query heads, and the window's own cells where this block reads or writes some: the tail of what a token sees lies in
     // the last split. A head a warp.
@@ -111,8 +139,6 @@ KERNEL(attention, THREADS, AttentionArguments) {
     block_barrier();
 
     // a thread sums up one pair of value columns of all heads, over the cells of its slice
-    constexpr int PAIRS = VALUE_DIM / 2, SLICES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, BATCH = 8;
-    const int slice = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS;
     float mix[GROUP][2];
 #pragma unroll
     for (int h = 0; h < GROUP; ++h) mix[h][0] = mix[h][1] = 0.0f;
@@ -121,17 +147,21 @@ KERNEL(attention, THREADS, AttentionArguments) {
         const int count = (int)(last - tile < TILE ? last - tile : TILE);
         // scores: eight lanes a cell, four cells a warp at once
         const int part = lane % 8;
-        for (int c0 = 4 * warp; c0 < TILE; c0 += 4 * WARPS) {
-            const int c = c0 + lane / 8;
+        const bool ahead = AHEAD && tile == first && cells == nullptr;
+#pragma unroll
+        for (int p = 0; p < SCORE_PASSES; ++p) {
+            const int c = 4 * (warp + WARPS * p) + lane / 8;
             float dots[GROUP];
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) dots[h] = 0.0f;
             if (c < count) {
                 const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
-                const bool is_new = a.key != nullptr && cell >= before;
-                const u16* k = is_new ? new_keys + (cell - before) * DIM : a.keys + (head * a.context + cell) * DIM;
-                for (int i = 8 * part; i < DIM; i += 64) {
-                    const Word4 word = *(const Word4*)(k + i);
+                const u16* k = cell >= known ? new_keys + (cell - before) * DIM : a.keys + (head * a.context + cell) * DIM;
+#pragma unroll
+                for (int n = 0; n < KEY_WORDS; ++n) {
+                    const int i = 8 * part + 64 * n;
+                    if (i >= DIM) continue;
+                    const Word4 word = ahead && cell < known ? keys_ahead[AHEAD ? p : 0][AHEAD ? n : 0] : *(const Word4*)(k + i);
                     const u32 words[4] = {word.x, word.y, word.z, word.w};
                     float v[8];
 #pragma unroll
@@ -173,22 +203,22 @@ KERNEL(attention, THREADS, AttentionArguments) {
         if (slice < SLICES) {
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) mix[h][0] *= factors[h], mix[h][1] *= factors[h];
-            for (int c0 = slice; c0 < count; c0 += SLICES * BATCH) {
+#pragma unroll
+            for (int b = 0; b < VALUE_WORDS; b += BATCH) {
                 u32 two[BATCH];
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
-                    const int c = c0 + SLICES * k;
+                    const int c = slice + SLICES * (b + k);
                     two[k] = 0;
-                    if (c >= count) continue;
+                    if (b + k >= VALUE_WORDS || c >= count) continue;
                     const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
-                    const bool is_new = a.key != nullptr && cell >= before;
-                    const u16* v = is_new ? new_values + (cell - before) * VALUE_DIM : a.values + (head * a.context + cell) * VALUE_DIM;
-                    two[k] = *(const u32*)(v + 2 * pair);
+                    const u16* v = cell >= known ? new_values + (cell - before) * VALUE_DIM : a.values + (head * a.context + cell) * VALUE_DIM;
+                    two[k] = ahead && cell < known ? values_ahead[AHEAD ? b + k : 0] : *(const u32*)(v + 2 * pair);
                 }
 #pragma unroll
                 for (int k = 0; k < BATCH; ++k) {
-                    const int c = c0 + SLICES * k;
-                    if (c >= count) continue;
+                    const int c = slice + SLICES * (b + k);
+                    if (b + k >= VALUE_WORDS || c >= count) continue;
                     const float low = half_to_float((u16)two[k]), high = half_to_float((u16)(two[k] >> 16));
 #pragma unroll
                     for (int h = 0; h < GROUP; ++h) {

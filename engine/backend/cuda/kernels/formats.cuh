@@ -6,6 +6,8 @@
 //   CRUMBS   16 bytes a chunk: element e in byte e % 16, bits 2 * (e / 16) …
 //   BITS      8 bytes a chunk: element e in byte e % 8, bit e / 8
 //   BYTES    64 bytes a chunk
+// Units of 32 and 64 bytes are cut into pieces of 16, and a row has the first pieces of all its chunks, then the second ones:
+// so lanes that take a chunk each read neighbouring bytes.
 // and after them the plane of scales and, for some, that of floats. A code of 5 bits has a nibble and a bit, of 6 bits a
 // nibble and a crumb, of 3 bits a crumb and a bit. engine/backend/cuda/layouts.py holds the same table.
 #pragma once
@@ -91,6 +93,10 @@ template <class F> struct Chunk {
     u32 floats;
     int quarter;  // of its 256
 
+    // where piece i of the main plane of chunk c lies
+    DEVICE u64 piece_at(const Matrix<F>& m, int row, int c, int i) {
+        return ((u64)((u32)row * (u32)m.chunks) * (F::MAIN / 16) + (u32)(i * (int)m.chunks + c)) * 16;
+    }
     // chunk c of a row; lanes past the end load nothing and count as zeros
     DEVICE Chunk load(const Matrix<F>& m, int row, int c) {
         Chunk k;
@@ -105,7 +111,7 @@ template <class F> struct Chunk {
         if (c >= (int)m.chunks) return k;
         const u32 at = (u32)row * (u32)m.chunks + (u32)c;  // a matrix has fewer than 2^32 chunks
 #pragma unroll
-        for (int i = 0; i < F::MAIN / 16; ++i) *(Word4*)(k.main + 4 * i) = load_weights16(m.main + (u64)at * F::MAIN + 16 * i);
+        for (int i = 0; i < F::MAIN / 16; ++i) *(Word4*)(k.main + 4 * i) = load_weights16(m.main + piece_at(m, row, c, i));
         if (F::SECOND == 16) *(Word4*)k.second = load_weights16(m.second + (u64)at * 16);
         if (F::SECOND == 8) {
             const u32* p = (const u32*)(m.second + (u64)at * 8);

@@ -28,10 +28,10 @@ template <class F> struct WeightTile {
     }
     template <int UNIT, int ROW> DEVICE void copy_plane(u8* tile, const u8* plane, i64 chunks, i64 first, int rows, int c, int count) {
         constexpr int PIECES = UNIT / 4 > 0 ? UNIT / 4 : 1, AT_ONCE = ROWS / PIECES;  // pieces of 16 bytes in a row, rows
-        const int piece = threadIdx.x % PIECES, row = threadIdx.x / PIECES;
-        const u8* source = plane + ((first + row) * chunks + c) * UNIT + 16 * piece;
+        const int piece = threadIdx.x % PIECES, row = threadIdx.x / PIECES, chunk = piece / (UNIT / 16), part = piece % (UNIT / 16);
+        const u8* source = plane + (first + row) * chunks * UNIT + (part * chunks + c + chunk) * 16;
         const i64 step = AT_ONCE * chunks * UNIT;
-        const bool inside = 16 * piece < count * UNIT;
+        const bool inside = chunk < count;
 #pragma unroll
         for (int i = 0; i < PIECES; ++i, source += step)
             if (inside && i * AT_ONCE + row < rows) copy16_async(tile + (i * AT_ONCE + row) * ROW + 16 * piece, source);

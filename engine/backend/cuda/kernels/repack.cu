@@ -125,8 +125,9 @@ KERNEL(repack, 128, RepackArguments) {
         const i64 e = 64 * c + i;
         codes[i] = e < a.columns ? code(blocks + e / ELEMENTS * BLOCK, (int)(e % ELEMENTS)) : 0;
     }
-    u8 *main = (u8*)m.main + at * F::MAIN, *second = (u8*)m.second + at * F::SECOND;
+    u8* second = (u8*)m.second + at * F::SECOND;
     for (int i = 0; i < F::MAIN; ++i) {
+        u8* main = (u8*)m.main + Chunk<F>::piece_at(m, (int)row, (int)c, i / 16) - i / 16 * 16;
         if (F::BITS == 8) main[i] = codes[i];
         else if (F::BITS >= 4) main[i] = (codes[i] & 15) | (codes[(i + 32) % 64] & 15) << 4;
         else main[i] = (codes[i] & 3) | (codes[(i + 16) % 64] & 3) << 2 | (codes[(i + 32) % 64] & 3) << 4 | (codes[(i + 48) % 64] & 3) << 6;
