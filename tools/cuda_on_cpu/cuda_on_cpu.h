@@ -24,6 +24,7 @@ struct alignas(16) Word4 { u32 x, y, z, w; };
 #define gridDim (on_cpu::machine.grid)
 
 // --- within a warp ---
+DEVICE int warp_id() { return threadIdx.x / 32; }
 DEVICE int lane_id() { return threadIdx.x & 31; }
 template <class V> DEVICE V shuffle(V v, int lane, on_cpu::Site site = HERE) {
     auto slots = on_cpu::meet(v, site);

@@ -62,7 +62,7 @@ def products(window: Buffer, source: Source, wanted: Sequence[Product], tokens: 
 def _matvec(name: str, group: Sequence[Product], common: dict, tokens: int, multiprocessors: int) -> Launch:
     columns = group[0].weight.columns
     rows, depth = rows_and_depth(columns)
-    arguments = dict(common)
+    arguments = {name: value for name, value in common.items() if name != "columns"}
     warps = 0
     for i in range(3):
         product = group[i] if i < len(group) else None
@@ -71,12 +71,10 @@ def _matvec(name: str, group: Sequence[Product], common: dict, tokens: int, mult
         warps += -(-product.weight.rows // rows) if product else 0
     blocks, at_once = -(-warps // _WARPS), _BLOCKS_AT_ONCE[tokens]
     once = blocks <= at_once * multiprocessors
-    if not once:  # the next rows are on their way in registers of their own
-        at_once = min(at_once, 2)
     resident = at_once * multiprocessors
     defines = (("FORMAT", name), ("ROWS", str(rows)), ("DEPTH", str(depth)), ("HELD", str(held(columns))),
                ("ONCE", str(int(once))), ("MIN_BLOCKS", str(at_once)),
-               ("TOKENS", str(tokens)), ("SEGMENTS", str(len(group))))
+               ("TOKENS", str(tokens)), ("SEGMENTS", str(len(group))), ("COLUMNS", str(columns)))
     return Launch("matvec", defines, "matvec", (min(blocks, resident), 1, 1), _THREADS,
                   tokens * LAYOUTS[name].rounded_bytes(columns), arguments)
 

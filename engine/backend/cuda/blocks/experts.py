@@ -67,27 +67,28 @@ class ExpertsBlock:
         b, s, columns, inner = self.b, self.spec, self.source.columns, self.down.columns
         stride = 64 * chunks_of(inner)
         hidden, ids = b.scratch_rows("expert_hidden", s.used * stride), b.memory.scratch("ids", 4 * 8 * s.used)
+        sizes = (("COLUMNS", str(columns)), ("INNER", str(inner)), ("USED", str(s.used)))
         _, depth = rows_and_depth(columns)
         first = Launch(
             "experts", (("FORMAT", self.gate.format), ("DEPTH", str(depth)), ("HELD", "1"), ("ROWS", "2"),
-                        ("MIN_BLOCKS", "3" if depth == 1 else "1")), "gate_up", (-(-stride // 16), tokens * s.used, 1),
+                        ("MIN_BLOCKS", "3" if depth == 1 else "1"), *sizes), "gate_up", (-(-stride // 16), tokens * s.used, 1),
             256, 0, {
                 "window": b.window, "rounded": b.memory.scratch("rounded", 0), "ids": ids, "gate": self.gate.buffer,
                 "up": self.up.buffer, "matrix_rows": self.gate.rows, "gate_first": 0, "up_first": self.up_first,
                 "expert_bytes_gate": self.gate.matrix_bytes, "expert_bytes_up": self.up.matrix_bytes,
-                "gate_bias": self.vectors.get("gate_exps_bias"), "up_bias": self.vectors.get("up_exps_bias"), "used": s.used,
-                "columns": columns, "inner": inner, "inner_stride": stride, "activation": ACTIVATIONS[s.activation],
+                "gate_bias": self.vectors.get("gate_exps_bias"), "up_bias": self.vectors.get("up_exps_bias"),
+                "activation": ACTIVATIONS[s.activation],
                 "hidden": hidden})
         chunks, layout = s.used * stride // 64, LAYOUTS[self.down.format]
         depth = min(4, -(-chunks // 32))
         shared_bytes = layout.rounded_bytes(64 * chunks) + 4 * 8 * int(chunks * layout.terms_a_chunk)
         return first, Launch(
             "experts", (("FORMAT", self.down.format), ("DEPTH", str(depth)), ("HELD", str(held(64 * chunks))), ("ROWS", "1"),
-                        ("MIN_BLOCKS", "2")), "down",
+                        ("MIN_BLOCKS", "2"), *sizes), "down",
             (-(-self.down.rows // 8), tokens, 1), 256, shared_bytes, {
                 "window": b.window, "hidden": hidden, "ids": ids, "route_weights": b.scratch_rows("route_weights", s.used),
-                "weights": self.down.buffer, "expert_bytes": self.down.matrix_bytes, "rows": self.down.rows, "inner": inner,
-                "inner_stride": stride, "used": s.used, "bias": self.vectors.get("down_exps_bias"),
+                "weights": self.down.buffer, "expert_bytes": self.down.matrix_bytes, "rows": self.down.rows,
+                "bias": self.vectors.get("down_exps_bias"),
                 "factors": self.vectors.get("down_exps_scale"), "out": self.target.out,
                 "accumulate": int(self.target.accumulate), "scale": self.target.scale})
 

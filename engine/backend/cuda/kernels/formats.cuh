@@ -98,7 +98,8 @@ template <class F> struct Chunk {
         return ((u64)((u32)row * (u32)m.chunks) * (F::MAIN / 16) + (u32)(i * (int)m.chunks + c)) * 16;
     }
     // chunk c of a row; lanes past the end load nothing and count as zeros
-    DEVICE Chunk load(const Matrix<F>& m, int row, int c) {
+    DEVICE Chunk load(const Matrix<F>& m, int row, int c) { return load(m, row, c, (int)m.chunks); }
+    DEVICE Chunk load(const Matrix<F>& m, int row, int c, int end) {
         Chunk k;
         k.quarter = c & 3;
         k.floats = 0;
@@ -108,7 +109,7 @@ template <class F> struct Chunk {
         for (int i = 0; i < (F::SECOND ? F::SECOND / 4 : 1); ++i) k.second[i] = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) k.scales[i] = 0;
-        if (c >= (int)m.chunks) return k;
+        if (c >= end) return k;
         const u32 at = (u32)row * (u32)m.chunks + (u32)c;  // a matrix has fewer than 2^32 chunks
 #pragma unroll
         for (int i = 0; i < F::MAIN / 16; ++i) *(Word4*)(k.main + 4 * i) = load_weights16(m.main + piece_at(m, row, c, i));

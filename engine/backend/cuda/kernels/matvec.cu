@@ -3,7 +3,7 @@
 // time; the loads of the next ones (DEPTH times 32 chunks of each) are under way meanwhile, those of the first before the
 // previous kernel has ended. HELD: see Row. ONCE: no warp
 // has more than one group of rows. TOKENS: of a window, at most. SEGMENTS: how many
-// matrices there are.
+// matrices there are; COLUMNS: of each.
 #include "dots.cuh"
 #include "window.cuh"
 
@@ -15,14 +15,17 @@
 #define ONCE 0
 #define TOKENS 1
 #define SEGMENTS 3
+#define COLUMNS 2048
 #endif
+
+static constexpr int CHUNKS = (COLUMNS + 63) / 64;
 
 struct MatvecArguments {
     const Window* window;
     const float* x;     // [T, x_stride]
     const float* norm;  // [columns], or null: x is taken as it is
     double eps;
-    i64 columns, x_stride;
+    i64 x_stride;
     i64 wanted;  // only the rows of x whose logits the window asks for
     const u8 *weights0, *weights1, *weights2;
     i64 rows0, rows1, rows2;
@@ -58,26 +61,27 @@ DEVICE Place place_of(const MatvecArguments& a, i64 group) {
 
 typedef Chunk<FORMAT> Loaded[ROWS][DEPTH];
 
-DEVICE void load_group(Loaded& w, const Place& p, i64 columns, int base) {
-    const Matrix<FORMAT> matrix = Matrix<FORMAT>::at(p.weights, p.rows, columns);
+DEVICE void load_group(Loaded& w, const Place& p, int base) {
+    const Matrix<FORMAT> matrix = Matrix<FORMAT>::at(p.weights, p.rows, COLUMNS);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d)
-            w[r][d] = Chunk<FORMAT>::load(matrix, p.first + r, p.first + r < p.rows ? (i64)(base + 32 * d + lane_id()) : matrix.chunks);
+            w[r][d] = Chunk<FORMAT>::load(matrix, (int)p.first + r, p.first + r < p.rows ? base + 32 * d + lane_id() : CHUNKS, CHUNKS);
 }
 
 DEVICE void products_of_rows(const MatvecArguments& a) {
     typedef FORMAT F;
-    const int lane = lane_id(), chunks = (int)((a.columns + 63) / 64);
+    const int lane = lane_id(), warp = warp_id();
+    constexpr int chunks = CHUNKS;
     const i64 groups = (a.rows0 + ROWS - 1) / ROWS + (a.rows1 + ROWS - 1) / ROWS + (a.rows2 + ROWS - 1) / ROWS;
     const i64 warps = (i64)gridDim.x * (blockDim.x / 32);
-    i64 group = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    i64 group = (i64)blockIdx.x * (blockDim.x / 32) + warp;
     Place place = place_of(a, group);
     Loaded w;
-    load_group(w, place, a.columns, 0);
+    load_group(w, place, 0);
     Row<HELD> norm;
-    if (a.norm != nullptr) Row<HELD>::load(norm, a.norm, (int)a.columns);
+    if (a.norm != nullptr) Row<HELD>::load(norm, a.norm, COLUMNS);
 
     await_previous_kernel();
     let_next_kernel_start();
@@ -87,8 +91,8 @@ DEVICE void products_of_rows(const MatvecArguments& a) {
     const int n = asked < TOKENS ? (int)asked : TOKENS;
     for (int t = 0; t < n; ++t) {
         Row<HELD> row;
-        Row<HELD>::load(row, a.x + (skipped + t) * a.x_stride, (int)a.columns);
-        if (a.norm != nullptr) Row<HELD>::norm(row, norm, (int)a.columns, (float)a.eps, room);
+        Row<HELD>::load(row, a.x + (skipped + t) * a.x_stride, COLUMNS);
+        if (a.norm != nullptr) Row<HELD>::norm(row, norm, COLUMNS, (float)a.eps, room);
         round_row<F>(row, Rounded<F>::at(memory, chunks, t));
     }
     block_barrier();
@@ -101,7 +105,7 @@ DEVICE void products_of_rows(const MatvecArguments& a) {
         const i64 next_group = group + warps;
         const Place next = place_of(a, next_group);
         Loaded following;
-        if (next_group < groups) load_group(following, next, a.columns, 0);
+        if (next_group < groups) load_group(following, next, 0);
 #endif
         float total[ROWS][TOKENS];
 #pragma unroll
@@ -109,7 +113,7 @@ DEVICE void products_of_rows(const MatvecArguments& a) {
 #pragma unroll
             for (int t = 0; t < TOKENS; ++t) total[r][t] = 0.0f;
         for (int base = 0; base < chunks; base += 32 * DEPTH) {
-            if (base > 0) load_group(w, place, a.columns, base);
+            if (base > 0) load_group(w, place, base);
 #pragma unroll
             for (int d = 0; d < DEPTH; ++d) {
                 const int c = base + 32 * d + lane, left = chunks - (base + 32 * d);

@@ -32,6 +32,7 @@ struct alignas(16) Word4 { u32 x, y, z, w; };
 
 // --- within a warp ---
 DEVICE int lane_id() { return threadIdx.x & 31; }
+DEVICE int warp_id() { return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 32, 0); }  // by a shuffle, so that the compiler sees it is one for all lanes
 template <class V> DEVICE V shuffle(V v, int lane) { return __shfl_sync(0xFFFFFFFFu, v, lane); }
 template <class V> DEVICE V shuffle_xor(V v, int mask) { return __shfl_xor_sync(0xFFFFFFFFu, v, mask); }
 DEVICE u32 warp_ballot(bool b) { return __ballot_sync(0xFFFFFFFFu, b); }

@@ -42,24 +42,25 @@ KERNEL(prompt_matmul, 128, PromptMatmulArguments) {
     if (count <= 0) return;
     if (count > TOKENS) count = TOKENS;
 
-    SHARED Job shared_job;  // there it takes no registers
+    SHARED Job shared_job;  // there they take no registers
+    SHARED Matrix<F> shared_matrix;
     Job job;
     i64 tile = blockIdx.x;
     const i64 tiles0 = (a.rows0 + ROWS - 1) / ROWS, tiles1 = (a.rows1 + ROWS - 1) / ROWS;
     const u8* weights = a.weights0;
-    i64 expert_bytes = a.expert_bytes0, wanted = a.rows0, first = a.first0;
+    i64 expert_bytes = a.expert_bytes0, wanted = a.rows0, first = a.first0, matrix_rows = a.matrix_rows0;
     const float* factors = a.factors0;
-    job.matrix_rows = a.matrix_rows0, job.out = a.out0, job.bias = a.bias0;
+    job.out = a.out0, job.bias = a.bias0;
     if (tile >= tiles0) {
         tile -= tiles0, weights = a.weights1, expert_bytes = a.expert_bytes1, wanted = a.rows1, first = a.first1, factors = a.factors1;
-        job.matrix_rows = a.matrix_rows1, job.out = a.out1, job.bias = a.bias1;
+        matrix_rows = a.matrix_rows1, job.out = a.out1, job.bias = a.bias1;
         if (tile >= tiles1) {
             tile -= tiles1, weights = a.weights2, expert_bytes = a.expert_bytes2, wanted = a.rows2, first = a.first2, factors = a.factors2;
-            job.matrix_rows = a.matrix_rows2, job.out = a.out2, job.bias = a.bias2;
+            matrix_rows = a.matrix_rows2, job.out = a.out2, job.bias = a.bias2;
         }
     }
     if (ROWS * tile >= wanted) return;
-    job.weights = weights + expert * expert_bytes, job.columns = a.columns, job.first = first + ROWS * tile;
+    job.first = (int)(first + ROWS * tile);
     job.rows = (int)(wanted - ROWS * tile < ROWS ? wanted - ROWS * tile : ROWS), job.count = count;
     job.records = a.records, job.n_records = (int)((a.columns + 255) / 256), job.inputs = inputs, job.outputs = outputs;
     job.out += ROWS * tile, job.stride = wanted;
@@ -71,9 +72,9 @@ KERNEL(prompt_matmul, 128, PromptMatmulArguments) {
         outputs[threadIdx.x] = pair;
         inputs[threadIdx.x] = pair / (int)a.input_of;
     }
-    if (threadIdx.x == 0) shared_job = job;
+    if (threadIdx.x == 0) shared_job = job, shared_matrix = Matrix<F>::at(weights + expert * expert_bytes, matrix_rows, a.columns);
     block_barrier();
-    if (count > 32) multiply_tile<F, 8>(shared_job, memory);
-    else if (count > 16) multiply_tile<F, 4>(shared_job, memory);
-    else multiply_tile<F, 2>(shared_job, memory);  // tokens that an expert has left over
+    if (count > 32) multiply_tile<F, 8>(shared_job, shared_matrix, memory);
+    else if (count > 16) multiply_tile<F, 4>(shared_job, shared_matrix, memory);
+    else multiply_tile<F, 2>(shared_job, shared_matrix, memory);  // tokens that an expert has left over
 }

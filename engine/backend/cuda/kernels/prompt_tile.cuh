@@ -17,9 +17,7 @@ static constexpr int TAIL_AT = TOKENS * CODES_BYTES, TOKEN_BYTES = TAIL_AT + TOK
 
 // What a block computes.
 struct Job {
-    const u8* weights;
-    i64 columns, matrix_rows, first;  // first row of the tile in the matrix
-    int rows, count, n_records;       // rows and tokens of the tile, records of a token
+    int first, rows, count, n_records;  // first row of the tile in the matrix, rows and tokens of it, records of a token
     const u8* records;
     const i32 *inputs, *outputs;  // of the tokens: rows of the records, and of `out`
     float* out;                   // of the first row
@@ -207,12 +205,11 @@ template <class F> DEVICE void copy_stage(u8* stage, const Matrix<F>& matrix, co
     copy_async_commit();
 }
 
-template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, u8* memory) {
+template <class F, int PARTS> DEVICE void multiply_tile(const Job& job, const Matrix<F>& matrix, u8* memory) {
     typedef WeightTile<F> Tile;
     constexpr int STAGE = Tile::BYTES + TOKEN_BYTES;
-    const Matrix<F> matrix = Matrix<F>::at(job.weights, job.matrix_rows, job.columns);
     const int thread = threadIdx.x;
-    const i64 mine = job.first + (thread < job.rows ? thread : job.rows - 1);
+    const int mine = job.first + (thread < job.rows ? thread : job.rows - 1);
     float total[2][PARTS][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
