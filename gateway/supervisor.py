@@ -29,7 +29,7 @@ _PROVEN_AFTER_S = 60.0  # an engine that lived this long failed for a new reason
 _USAGE_EXIT_CODE = 2  # the engine did not understand its flags
 _RESTART_WAIT_S = 120.0  # how long a request waits for an engine that is being restarted
 # How long an engine that is unloaded may take: to leave when asked to, then when told to.
-_QUIT_S = 10.0
+_QUIT_S = 5.0
 _TERMINATE_S = 2.0
 
 

@@ -1,6 +1,6 @@
 """What the gateway costs: processor time a token of a stream, and time from an engine's line to the client's socket.
 
-    python -m tools.bench_gateway [--tokens N] [--rate R] [--turns T] [--out FILE.json]
+    python -m tools.bench_gateway [--tokens N] [--rate R] [--seconds S] [--turns T] [--out FILE.json]
 
 The engine is `tools.line_engine`: letters, no model. Cost: the gateway process's user and system time over a stream, divided
 by its tokens, with tokens as fast as they go and at R tokens a second; beside it what it costs asyncio on this machine just to
@@ -148,9 +148,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a stream at that rate")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    paced_tokens = max(int(options.rate * 5), 1)
+    paced_tokens = max(int(options.rate * options.seconds), 100)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         print("cost, as fast as it goes")

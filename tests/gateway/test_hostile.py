@@ -275,7 +275,7 @@ def test_no_word_of_a_request_is_logged(start_gateway: Start) -> None:
     gateway.request("GET", "/health", headers={"Authorization": f"Bearer {SECRET}"})
     raw(gateway, f"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: {SECRET * 1000}\r\n\r\n".encode())
     raw(gateway, f"{SECRET}\r\n\r\n".encode())
-    gateway.play(["text", SECRET, 0], ["line", f"T {SECRET}"], ["sleep", 9])
+    gateway.play(["text", SECRET, 0], ["line", f"T {SECRET}"], ["sleep", 9], ["done", "stop"])
     gateway.chat(SECRET)
     gateway.play(["text", SECRET, 0], ["crash", 3])
     gateway.chat(SECRET, stream=True)

@@ -25,7 +25,7 @@ def test_a_small_soak_finds_nothing(tmp_path: Path) -> None:
 
 def test_the_benchmark_of_the_gateway(tmp_path: Path) -> None:
     out = tmp_path / "cost.json"
-    done = run("tools.bench_gateway", "--tokens", "300", "--rate", "300", "--turns", "1", "--out", str(out))
+    done = run("tools.bench_gateway", "--tokens", "300", "--rate", "300", "--seconds", "0.5", "--turns", "1", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     for name in ("openai", "anthropic", "llamacpp"):
