@@ -240,6 +240,34 @@ def test_a_limit_of_nothing_reads_the_prompt(gateway: GatewayProcess) -> None:
     assert gateway.received()[0].startswith("GEN 0 ")
 
 
+@pytest.mark.parametrize(
+    ("text", "blanks", "content"),
+    [
+        ("a\n  b\n c\n", 2, "a\n  b\n "),
+        ("a\n  b\n\n  c", 2, "a\n  b\n"),
+        ("a\n \tb", 2, "a\n \tb"),
+        ("a\n   ", 4, "a\n   "),
+        ("a\nb", 0, "a\nb"),
+    ],
+)
+def test_lines_that_are_indented_too_little(gateway: GatewayProcess, text: str, blanks: int, content: str) -> None:
+    say(gateway, text)
+    body = complete(gateway, n_indent=blanks, return_tokens=True).json()
+    assert (body["content"], bytes(body["tokens"]).decode()) == (content, content)
+    assert body["stop_type"] == ("limit" if content != text else "eos")
+    *parts, end = stream(gateway, n_indent=blanks)
+    assert "".join(part["content"] for part in parts) == content
+    assert (end["stop_type"], end["truncated"]) == (body["stop_type"], False)
+
+
+def test_a_line_end_after_the_time_is_the_end(gateway: GatewayProcess) -> None:
+    gateway.play(["text", "a\n", 0], ["sleep", 0.2], ["text", "b\nc", 0], ["sleep", 30], ["done", "stop"])
+    body = complete(gateway, t_max_predict_ms=20).json()
+    assert (body["content"], body["stop_type"], body["truncated"]) == ("a\nb\n", "limit", False)
+    say(gateway, "a\nb\nc")
+    assert complete(gateway, t_max_predict_ms=60_000).json()["content"] == "a\nb\nc"
+
+
 def test_the_end_of_turn_token(gateway: GatewayProcess) -> None:
     gateway.play(["text", "ab", 0], ["token", IM_END], ["done", "stop"])
     body = complete(gateway, return_tokens=True).json()
@@ -345,7 +373,7 @@ def test_the_settings_of_a_reply_are_a_request(gateway: GatewayProcess) -> None:
         {"grammar": "root ::= x"}, {"json_schema": {}}, {"logit_bias": [[5, -1]]}, {"logit_bias": {"5": -1}},
         {"lora": [{"id": 0, "scale": 1.0}]}, {"image_data": [{"id": 1}]}, {"mirostat": 2}, {"dynatemp_range": 0.5},
         {"typical_p": 0.5}, {"top_n_sigma": 1.0}, {"xtc_probability": 0.5}, {"dry_multiplier": 0.8},
-        {"adaptive_target": 0.5}, {"n_indent": 2}, {"t_max_predict_ms": 5}, {"n_cmpl": 2}, {"n": 2},
+        {"adaptive_target": 0.5}, {"n_cmpl": 2}, {"n": 2},
         {"post_sampling_probs": True},
     ],
 )  # fmt: skip

@@ -146,6 +146,17 @@ def test_infill(start_gateway: Callable[..., GatewayProcess], coder: Path) -> No
     assert ids[ids.index(suf) - 1] == ord("q")
     assert ids[ids.index(suf) + 1] == ord("r")
 
+    editor = {
+        "input_prefix": "a\n", "input_suffix": "\nb\n", "input_extra": [{"text": "x", "time": [1, 2], "filename": "f"}],
+        "prompt": "  ", "n_predict": 5, "n_indent": 2, "top_k": 40, "top_p": 0.99, "stream": False,
+        "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
+    }  # fmt: skip
+    reply = gateway.request("POST", "/infill", json_body=editor)
+    assert set(reply.json()) == set(editor["response_fields"])
+    warm_up = {**editor, "n_predict": 0, "samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""]}
+    assert gateway.request("POST", "/infill", json_body=warm_up).json() == {}
+
     for wrong, name in (
         ({"input_suffix": "b"}, "input_prefix"),
         ({"input_prefix": "a"}, "input_suffix"),

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from engine.protocol import Done, Gen, Progress, Resume, TokenLine
+from gateway.apis.llamacpp.indent import IndentGuard
 from gateway.engine_client import EngineClient
 from gateway.events import PromptProgress, Timings
 from gateway.text.detokenizer import Detokenizer
@@ -54,11 +55,15 @@ CompletionEvent: TypeAlias = Progressed | Piece | Completed
 
 
 class CompletionAssembler:
-    """One completion. Feed token lines; read `stop_hit` to know that nothing more is wanted."""
+    """One completion. Feed token lines; read `is_complete` to know that nothing more is wanted."""
 
-    def __init__(self, vocabulary: Vocabulary, *, stops: tuple[str, ...], stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, stops: tuple[str, ...], stop_ids: frozenset[int], indent: int = 0
+    ) -> None:
         self._detokenizer = Detokenizer(vocabulary)
         self._stops = StopFilter(stops)
+        self._indent = IndentGuard(indent)
+        self._cut_short = False
         self._stop_ids = stop_ids
         self._held: deque[tuple[int, TokenLine]] = deque()  # tokens, each with the place in the text where it begins
         self._decoded = 0  # characters
@@ -70,9 +75,23 @@ class CompletionAssembler:
         """The stop string that was found."""
         return self._stops.hit
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a limit ended it: a line that is indented too little, or `cut_short`."""
+        return self._indent.hit or self._cut_short
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended, whatever the engine still says."""
+        return self.stop_hit is not None or self.is_limited
+
+    def cut_short(self) -> None:
+        """End it here."""
+        self._cut_short = True
+
     def feed(self, line: TokenLine) -> tuple[str, tuple[TokenLine, ...]]:
         """The text that is certain with this token, and the tokens that go with it."""
-        if self.stop_hit is not None:
+        if self.is_complete:
             return "", ()
         self.tokens += 1
         self._held.append((self._decoded, line))
@@ -80,7 +99,7 @@ class CompletionAssembler:
         return self._release(text, ended=False)
 
     def finish(self) -> tuple[str, tuple[TokenLine, ...]]:
-        """The completion has ended: everything that was held back, unless it belongs to the stop string."""
+        """The completion has ended: everything that was held back, unless it is behind its end."""
         return self._release(self._detokenizer.finish(), ended=True)
 
     def _release(self, text: str, *, ended: bool) -> tuple[str, tuple[TokenLine, ...]]:
@@ -88,6 +107,7 @@ class CompletionAssembler:
         certain = self._stops.feed(text)
         if ended:
             certain += self._stops.finish()
+        certain = self._indent.feed(certain)
         self._released += len(certain)
         nothing_held = self._released == self._decoded and not self._detokenizer.in_character
         lines = []
@@ -97,9 +117,12 @@ class CompletionAssembler:
 
 
 async def stream_completion(
-    client: EngineClient, gen: Gen, assembler: CompletionAssembler
+    client: EngineClient, gen: Gen, assembler: CompletionAssembler, *, time_limit_ms: float
 ) -> AsyncGenerator[CompletionEvent, None]:
-    """Run a request. Ends with Completed; raises ApiError. Closing the iterator early stops the engine's work."""
+    """Run a request. Ends with Completed; raises ApiError. Closing the iterator early stops the engine's work.
+
+    `time_limit_ms`: after so long the first line end ends it.
+    """
     async with client.run(gen) as run:
         clock = _Clock(len(gen.tokens))
         async for event in run:
@@ -110,9 +133,12 @@ async def stream_completion(
                     yield Progressed(PromptProgress(event.done, event.total), clock.cached, event.ms)
                 case TokenLine():
                     text, lines = assembler.feed(event)
+                    timings = clock.timings(assembler.tokens)
                     if text or lines:
-                        yield Piece(text, lines, assembler.tokens, clock.timings(assembler.tokens))
-                    if assembler.stop_hit is not None:
+                        yield Piece(text, lines, assembler.tokens, timings)
+                    if "\n" in text and timings.predicted_ms > time_limit_ms:
+                        assembler.cut_short()
+                    if assembler.is_complete:
                         await run.stop(keep=assembler.tokens)
                 case Done():
                     text, lines = assembler.finish()
@@ -149,11 +175,12 @@ class _Clock:
 def _completed(done: Done, gen: Gen, assembler: CompletionAssembler) -> Completed:
     word = assembler.stop_hit
     seed = done.extra.get("seed", "")
+    cut = word is None and assembler.is_limited
     limited = done.finish == "length"
     return Completed(
-        stop_type="word" if word is not None else "limit" if limited else "eos",
+        stop_type="word" if word is not None else "limit" if limited or cut else "eos",
         stopping_word=word or "",
-        truncated=limited and word is None and done.generated < gen.max_new,
+        truncated=limited and not assembler.is_complete and done.generated < gen.max_new,
         tokens_seen=assembler.tokens,
         prompt_tokens=done.prompt,
         seed=int(seed) if seed.isdecimal() else None,

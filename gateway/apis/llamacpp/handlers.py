@@ -174,7 +174,10 @@ class LlamaCppHandlers:
             prompt_tokens=len(prompt.ids),
         )
         assembler = CompletionAssembler(
-            model.vocabulary, stops=completion.stops, stop_ids=frozenset() if completion.ignore_eos else stop_ids
+            model.vocabulary,
+            stops=completion.stops,
+            stop_ids=frozenset() if completion.ignore_eos else stop_ids,
+            indent=completion.indent,
         )
         gen = Gen(
             max_new=completion.max_new,
@@ -184,7 +187,8 @@ class LlamaCppHandlers:
             cache=completion.cache,
             ignore_eos=completion.ignore_eos,
         )
-        return writer, stream_completion(self._service.client, gen, assembler)
+        events = stream_completion(self._service.client, gen, assembler, time_limit_ms=completion.time_limit_ms)
+        return writer, events
 
     async def _stream(self, request: web.Request, completion: Completion, jobs: list[_Job]) -> web.StreamResponse:
         stream = EventStream(request)

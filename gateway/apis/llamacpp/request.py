@@ -62,6 +62,8 @@ class CompletionBody(msgspec.Struct):
     timings_per_token: bool | None = None
     sse_ping_interval: int | None = None
     response_fields: list[str] | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: int | None = None
 
     grammar: str | None = None
     json_schema: Any = None
@@ -75,8 +77,6 @@ class CompletionBody(msgspec.Struct):
     xtc_probability: float | None = None
     dry_multiplier: float | None = None
     adaptive_target: float | None = None
-    n_indent: int | None = None
-    t_max_predict_ms: int | None = None
     n_cmpl: int | None = None
     n: int | None = None
     post_sampling_probs: bool | None = None
@@ -98,6 +98,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     timings_per_token: bool = False
     ping_s: float = KEEP_ALIVE_S  # between signs of life in a silent stream
     response_fields: tuple[str, ...] = ()
+    indent: int = 0  # blanks that every line but the first has to begin with
+    time_limit_ms: float = math.inf  # after which a line end is the end
 
     @property
     def n_predict(self) -> int:
@@ -119,8 +121,6 @@ _OFF: dict[str, Callable[[Any], bool]] = {
     "xtc_probability": lambda value: value <= 0,
     "dry_multiplier": lambda value: value == 0,
     "adaptive_target": lambda value: value < 0,
-    "n_indent": lambda value: value <= 0,
-    "t_max_predict_ms": lambda value: value <= 0,
     "n_cmpl": lambda value: value == 1,
     "n": lambda value: value == 1,
     "post_sampling_probs": lambda value: not value,
@@ -152,6 +152,8 @@ def completion_of(given: CompletionBody, defaults: Sampling) -> Completion:
         timings_per_token=bool(given.timings_per_token),
         ping_s=_ping_s(given.sse_ping_interval),
         response_fields=tuple(given.response_fields or ()),
+        indent=given.n_indent or 0,
+        time_limit_ms=_time_limit_ms(given.t_max_predict_ms),
     )
 
 
@@ -264,3 +266,6 @@ def _ping_s(interval: int | None) -> float:
         raise InvalidRequest(f"sse_ping_interval must be -1 or a number of seconds, not {interval}", param="sse_ping_interval")
     return math.inf if interval == -1 else float(interval)
 
+
+def _time_limit_ms(limit: int | None) -> float:
+    return math.inf if limit is None or limit <= 0 else float(limit)
