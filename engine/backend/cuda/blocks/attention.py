@@ -12,7 +12,8 @@ from engine.backend.cuda.products import Product, Source, products
 from engine.backend.cuda.rows import Target
 from engine.errors import BadModel
 
-_LEAST_SPLIT = 64  # cells of the smallest part of a split: one tile of the kernel
+_TILE, _LENGTHS = 64, 32  # cells of a tile, and of the smallest split, as in kernels/attention.cu
+_MOST_TILE_BYTES = 64 << 10  # of shared memory, so that every card has room for it
 _MOST_SPLITS = 128  # as in kernels/attention.cu
 _MOST_VALUES = 7168  # of the queries and results of a key head, which the kernel keeps in shared memory
 
@@ -54,7 +55,9 @@ class AttentionBlock:
             projected += [self.index.query, self.index.key]
         launches = products(b.window, self.source, projected, tokens, multiprocessors=b.multiprocessors)
         group = s.heads // s.kv_heads
-        splits = max(1, min(-(-2 * b.multiprocessors // s.kv_heads), -(-b.max_context // _LEAST_SPLIT), _MOST_SPLITS))
+        splits = max(1, min(b.multiprocessors // s.kv_heads, -(-b.max_context // _LENGTHS), _MOST_SPLITS))
+        stage_bytes = 2 * _TILE * (s.head_dim + s.value_dim)
+        stages = 2 if 2 * stage_bytes <= _MOST_TILE_BYTES else 1
         query_stride = s.head_dim * (2 if s.gated else 1)
         if s.whole_norms:
             launches += [b.norm_launch(product.out, heads * s.head_dim, self.norms[role], s.eps, tokens)
@@ -63,8 +66,8 @@ class AttentionBlock:
         if self.index:
             launches += self.index.window(tokens)
         launches.append(Launch(
-            "attention", (("DIM", str(s.head_dim)), ("VALUE_DIM", str(s.value_dim)), ("HEADS_A_KEY", str(group))),
-            "attention", (splits, s.kv_heads, tokens), 320, 0, {
+            "attention", (("DIM", str(s.head_dim)), ("VALUE_DIM", str(s.value_dim)), ("HEADS_A_KEY", str(group)),
+                          ("STAGES", str(stages))), "attention", (splits, s.kv_heads, tokens), 320, stages * stage_bytes, {
                 "window": b.window, "query": self.query.out, "key": self.key.out if self.key else None,
                 "value": (self.value or self.key).out if self.key else None, "query_stride": query_stride,
                 "query_norm": self.norms.get("q_norm"), "key_norm": self.norms.get("k_norm"),
@@ -74,7 +77,6 @@ class AttentionBlock:
                 "keys": self.cache.keys.buffer, "values": self.cache.values.buffer, "kv_heads": s.kv_heads,
                 "context": b.max_context, "sliding": s.window, "sinks": self.sinks, "cells": self.index.cells if self.index else None,
                 "cells_stride": self.index.cells_stride if self.index else 0,
-                "least_split": _LEAST_SPLIT,
                 "parts": b.memory.scratch("attention.parts", 4 * 8 * s.heads * splits * s.value_dim),
                 "part_sums": b.memory.scratch("attention.sums", 4 * 8 * s.heads * splits * 2),
                 "arrived": b.memory.scratch("attention.arrived", 4 * 8 * s.kv_heads), "out": self.mixed}))

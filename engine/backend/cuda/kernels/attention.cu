@@ -14,7 +14,12 @@
 #define HEADS_A_KEY 8
 #endif
 
-static constexpr int TILE = 64;    // cells of a tile
+#ifndef STAGES
+#define STAGES 2  // tiles of keys and values in shared memory
+#endif
+
+static constexpr int TILE = 64;     // cells of a tile
+static constexpr int LENGTHS = 32;  // the cells of a split are a multiple of
 static constexpr int WINDOW_MAX = 8, THREADS = 320, WARPS = THREADS / 32;  // a warp for each of eight query heads, for a key and for a value
 static constexpr int GROUP = HEADS_A_KEY, MOST_SPLITS = 128;
 #define LEAST (-1e30f)  // a score that no cell has: nothing seen yet
@@ -32,14 +37,14 @@ struct AttentionArguments {
     i64 kv_heads, context, sliding;  // sliding: cells that a token sees, 0: all
     const float* sinks;              // [heads], or null
     const i32* cells;                // [T, cells_stride]: their number, then cells in ascending order; or null
-    i64 cells_stride, least_split;   // cells of the smallest split
+    i64 cells_stride;
     float *parts, *part_sums;        // [T, kv heads, splits, GROUP, VALUE_DIM] and [.., GROUP, 2]: greatest score and sum
     u32* arrived;                    // [T, kv heads]
     float* out;                      // [T, heads * VALUE_DIM]
 };
 
 KERNEL(attention, THREADS, AttentionArguments) {
-    const int lane = lane_id(), warp = threadIdx.x / 32, splits = gridDim.x;
+    const int lane = lane_id(), warp = warp_id(), splits = gridDim.x;
     const int split = blockIdx.x, head = blockIdx.y, t = blockIdx.z;
     SHARED float query[GROUP * DIM];
     SHARED u16 new_keys[WINDOW_MAX * DIM], new_values[WINDOW_MAX * VALUE_DIM];
@@ -58,36 +63,35 @@ KERNEL(attention, THREADS, AttentionArguments) {
     const i64 seen = cells != nullptr ? cells[0] : position + 1;
     const i64 hidden = cells == nullptr && a.sliding > 0 && seen > a.sliding ? seen - a.sliding : 0;
     i64 length = (seen - hidden + splits - 1) / splits;
-    length = (length < a.least_split ? a.least_split : length + TILE - 1) / TILE * TILE;
+    length = (length + LENGTHS - 1) / LENGTHS * LENGTHS;
     const int active = t < rows ? (int)((seen - hidden + length - 1) / length) : 0;
     const bool writes = t == rows - 1 && a.key != nullptr && split == 0;
     const i64 first = hidden + split * length, last = first + length < seen ? first + length : seen;
     const i64 known = a.key != nullptr ? before : seen;  // cells from here on are not in the cache yet
 
-    constexpr int PAIRS = VALUE_DIM / 2, SLICES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS, BATCH = 8;
+    constexpr int PAIRS = VALUE_DIM / 2, SLICES = 256 / PAIRS < 1 ? 1 : 256 / PAIRS;
     const int slice = threadIdx.x / PAIRS, pair = threadIdx.x % PAIRS;
-    constexpr int SCORE_PASSES = (TILE + 4 * WARPS - 1) / (4 * WARPS), KEY_WORDS = (DIM + 63) / 64;
-    constexpr int VALUE_WORDS = (TILE + SLICES - 1) / SLICES;
-    constexpr bool AHEAD = SCORE_PASSES * KEY_WORDS <= 8 && VALUE_WORDS <= 32;
-    Word4 keys_ahead[AHEAD ? SCORE_PASSES : 1][AHEAD ? KEY_WORDS : 1];
-    u32 values_ahead[AHEAD ? VALUE_WORDS : 1];
-    if (AHEAD && split < active && cells == nullptr) {
-#pragma unroll
-        for (int p = 0; p < SCORE_PASSES; ++p)
-#pragma unroll
-            for (int k = 0; k < KEY_WORDS; ++k) {
-                const i64 cell = first + 4 * (warp + WARPS * p) + lane / 8;
-                const int i = 8 * (lane % 8) + 64 * k;
-                keys_ahead[p][k] = {0, 0, 0, 0};
-                if (cell < last && cell < known && i < DIM) keys_ahead[p][k] = *(const Word4*)(a.keys + (head * a.context + cell) * DIM + i);
+    DYNAMIC_SHARED(memory);
+    u16* tiles = (u16*)memory;  // [STAGES][TILE * DIM, then TILE * VALUE_DIM]
+    constexpr int STAGE = TILE * (DIM + VALUE_DIM);
+    const u16 *all_keys = a.keys + head * a.context * DIM, *all_values = a.values + head * a.context * VALUE_DIM;
+    // what the cache has of a tile, on its way
+    auto fetch = [&](i64 tile) {
+        if (tile < last) {
+            u16* stage = tiles + (tile - first) / TILE % STAGES * STAGE;
+            const int count = (int)(last - tile < TILE ? last - tile : TILE);
+            for (int i = threadIdx.x; i < count * (DIM / 8); i += THREADS) {
+                const i64 cell = cells != nullptr ? cells[1 + tile + i / (DIM / 8)] : tile + i / (DIM / 8);
+                if (cell < known) copy16_async(stage + 8 * i, all_keys + cell * DIM + i % (DIM / 8) * 8);
             }
-#pragma unroll
-        for (int k = 0; k < VALUE_WORDS; ++k) {
-            const i64 cell = first + slice + SLICES * k;
-            values_ahead[k] = 0;
-            if (slice < SLICES && cell < last && cell < known) values_ahead[k] = *(const u32*)(a.values + (head * a.context + cell) * VALUE_DIM + 2 * pair);
+            for (int i = threadIdx.x; i < count * (VALUE_DIM / 8); i += THREADS) {
+                const i64 cell = cells != nullptr ? cells[1 + tile + i / (VALUE_DIM / 8)] : tile + i / (VALUE_DIM / 8);
+                if (cell < known) copy16_async(stage + TILE * DIM + 8 * i, all_values + cell * VALUE_DIM + i % (VALUE_DIM / 8) * 8);
+            }
         }
-    }
+        copy_async_commit();
+    };
+    if (split < active) fetch(first);
     if (a.cells == nullptr) await_previous_kernel();
     let_next_kernel_start();
     if (split >= active) return;
@@ -145,23 +149,35 @@ KERNEL(attention, THREADS, AttentionArguments) {
 
     for (i64 tile = first; tile < last; tile += TILE) {
         const int count = (int)(last - tile < TILE ? last - tile : TILE);
-        // scores: eight lanes a cell, four cells a warp at once
+        u16 *keys = tiles + (tile - first) / TILE % STAGES * STAGE, *values = keys + TILE * DIM;
+        if (STAGES > 1) {
+            fetch(tile + TILE);
+            copy_async_wait<1>();
+        } else {
+            if (tile > first) fetch(tile);
+            copy_async_wait<0>();
+        }
+        if (last > known || cells != nullptr) {  // the window's own cells, which the cache does not have yet
+            block_barrier();
+            for (int c = warp; c < count; c += WARPS) {
+                const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
+                if (cell < known) continue;
+                for (int k = lane; k < DIM; k += 32) keys[c * DIM + k] = new_keys[(cell - before) * DIM + k];
+                for (int k = lane; k < VALUE_DIM; k += 32) values[c * VALUE_DIM + k] = new_values[(cell - before) * VALUE_DIM + k];
+            }
+        }
+        block_barrier();
+        // scores [cell][head]: eight lanes a cell, four cells a warp at once
         const int part = lane % 8;
-        const bool ahead = AHEAD && tile == first && cells == nullptr;
-#pragma unroll
-        for (int p = 0; p < SCORE_PASSES; ++p) {
-            const int c = 4 * (warp + WARPS * p) + lane / 8;
+#pragma unroll 1
+        for (int c = 4 * warp + lane / 8; c - lane / 8 < count; c += 4 * WARPS) {
             float dots[GROUP];
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) dots[h] = 0.0f;
-            if (c < count) {
-                const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
-                const u16* k = cell >= known ? new_keys + (cell - before) * DIM : a.keys + (head * a.context + cell) * DIM;
+            if (c < count)
 #pragma unroll
-                for (int n = 0; n < KEY_WORDS; ++n) {
-                    const int i = 8 * part + 64 * n;
-                    if (i >= DIM) continue;
-                    const Word4 word = ahead && cell < known ? keys_ahead[AHEAD ? p : 0][AHEAD ? n : 0] : *(const Word4*)(k + i);
+                for (int i = 8 * part; i < DIM; i += 64) {
+                    const Word4 word = *(const Word4*)(keys + c * DIM + i);
                     const u32 words[4] = {word.x, word.y, word.z, word.w};
                     float v[8];
 #pragma unroll
@@ -175,23 +191,22 @@ KERNEL(attention, THREADS, AttentionArguments) {
                         for (int e = 0; e < 8; ++e) dots[h] = fmaf(q[e], v[e], dots[h]);
                     }
                 }
-            }
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) {
                 float v = dots[h];
                 v += shuffle_xor(v, 1), v += shuffle_xor(v, 2), v += shuffle_xor(v, 4);
-                if (part == h % 8 && c < count) scores[h * TILE + c] = v;
+                if (part == h % 8 && c < count) scores[c * GROUP + h] = v;
             }
         }
         block_barrier();
         for (int h = warp; h < GROUP; h += WARPS) {
             float top = LEAST;
-            for (int c = lane; c < count; c += 32) top = fmaxf(top, scores[h * TILE + c]);
+            for (int c = lane; c < count; c += 32) top = fmaxf(top, scores[c * GROUP + h]);
             top = fmaxf(warp_max(top), tops[h]);
             float sum = 0.0f;
             for (int c = lane; c < count; c += 32) {
-                const float e = expf(scores[h * TILE + c] - top);
-                scores[h * TILE + c] = e;
+                const float e = expf(scores[c * GROUP + h] - top);
+                scores[c * GROUP + h] = e;
                 sum += e;
             }
             sum = warp_sum(sum);
@@ -203,29 +218,20 @@ KERNEL(attention, THREADS, AttentionArguments) {
         if (slice < SLICES) {
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) mix[h][0] *= factors[h], mix[h][1] *= factors[h];
+#pragma unroll 4
+            for (int c = slice; c < count; c += SLICES) {
+                const u32 two = *(const u32*)(values + c * VALUE_DIM + 2 * pair);
+                const float low = half_to_float((u16)two), high = half_to_float((u16)(two >> 16));
+                alignas(16) float e[GROUP];
+                if (GROUP % 4 == 0) {
 #pragma unroll
-            for (int b = 0; b < VALUE_WORDS; b += BATCH) {
-                u32 two[BATCH];
+                    for (int h = 0; h < GROUP; h += 4) *(Word4*)(e + h) = *(const Word4*)(scores + c * GROUP + h);
+                } else {
 #pragma unroll
-                for (int k = 0; k < BATCH; ++k) {
-                    const int c = slice + SLICES * (b + k);
-                    two[k] = 0;
-                    if (b + k >= VALUE_WORDS || c >= count) continue;
-                    const i64 cell = cells != nullptr ? cells[1 + tile + c] : tile + c;
-                    const u16* v = cell >= known ? new_values + (cell - before) * VALUE_DIM : a.values + (head * a.context + cell) * VALUE_DIM;
-                    two[k] = ahead && cell < known ? values_ahead[AHEAD ? b + k : 0] : *(const u32*)(v + 2 * pair);
+                    for (int h = 0; h < GROUP; ++h) e[h] = scores[c * GROUP + h];
                 }
 #pragma unroll
-                for (int k = 0; k < BATCH; ++k) {
-                    const int c = slice + SLICES * (b + k);
-                    if (b + k >= VALUE_WORDS || c >= count) continue;
-                    const float low = half_to_float((u16)two[k]), high = half_to_float((u16)(two[k] >> 16));
-#pragma unroll
-                    for (int h = 0; h < GROUP; ++h) {
-                        const float e = scores[h * TILE + c];
-                        mix[h][0] = fmaf(e, low, mix[h][0]), mix[h][1] = fmaf(e, high, mix[h][1]);
-                    }
-                }
+                for (int h = 0; h < GROUP; ++h) mix[h][0] = fmaf(e[h], low, mix[h][0]), mix[h][1] = fmaf(e[h], high, mix[h][1]);
             }
         }
         block_barrier();
@@ -278,14 +284,19 @@ KERNEL(attention, THREADS, AttentionArguments) {
     for (int i = 4 * threadIdx.x; i < GROUP * VALUE_DIM; i += 4 * blockDim.x) {
         const int h = i / VALUE_DIM, column = i % VALUE_DIM;
         float y[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        const float* from = a.parts + group * splits * GROUP * VALUE_DIM + i;
-#pragma unroll 8
-        for (int s = 0; s < active; ++s) {
-            alignas(16) float v[4];
-            *(Word4*)v = *(const Word4*)(active > 1 ? from + (i64)s * GROUP * VALUE_DIM : mixed + i);
-            const float weight = weights[h * MOST_SPLITS + s];
+        if (active == 1) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k) y[k] = fmaf(v[k], weight, y[k]);
+            for (int k = 0; k < 4; ++k) y[k] = mul(mixed[i + k], weights[h * MOST_SPLITS]);
+        } else {
+            const float* from = a.parts + group * splits * GROUP * VALUE_DIM + i;
+#pragma unroll 16
+            for (int s = 0; s < active; ++s) {
+                alignas(16) float v[4];
+                *(Word4*)v = *(const Word4*)(from + s * (GROUP * VALUE_DIM));
+                const float weight = weights[h * MOST_SPLITS + s];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) y[k] = fmaf(v[k], weight, y[k]);
+            }
         }
         const i64 which = t * a.kv_heads * GROUP + head * GROUP + h;
 #pragma unroll

@@ -142,7 +142,7 @@ KERNEL(router, 256, RouterArguments) {
     constexpr int AHEAD = 16;  // groups of four weights that a lane loads ahead
     const int lane = lane_id(), columns = (int)a.columns;
     const bool publishes = blockIdx.x == gridDim.x - 1;
-    const i64 expert = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const i64 expert = (i64)blockIdx.x * (blockDim.x / 32) + warp_id();
     const bool has_row = expert < a.experts && !publishes;
     const float* row = a.weights + expert * columns;
     Word4 held[AHEAD];
