@@ -31,7 +31,7 @@ enum State { READY, AT_WARP, AT_BLOCK, ENDED };
 struct Site {  // of a call in a kernel's source
     const char* file;
     int line;
-    bool operator==(const Site& other) const { return line == other.line && strcmp(file, other.file) == 0; }
+    bool operator==(const Site& other) const { return line == other.line && file == other.file; }  // equal texts are one text
 };
 #define HERE {__builtin_FILE(), __builtin_LINE()}
 
@@ -55,6 +55,8 @@ struct Machine {
     Fiber fibers[MOST_THREADS];
     Warp warps[MOST_THREADS / WARP];
     Fiber* current;
+    Fiber* turns[WARP + 1];  // the lanes of the warp that runs, in the order of their turns; behind the last one nullptr
+    Fiber** turn;            // of the current one
     Dim3 block, grid, size;
     void* scheduler_stack;
     u8* stacks;
@@ -141,9 +143,23 @@ public:
 };
 
 // --- fibers ---
+static Fiber* next_turn(Fiber** turn) {
+    while (*turn != nullptr && (*turn)->state != READY) ++turn;
+    machine.turn = turn;
+    return *turn;
+}
+// stops, and goes on with the next lane of the warp that can, else with the scheduler
 static void pause(State why, Site site) {
-    machine.current->state = why, machine.current->site = site;
-    change_stack(&machine.current->stack_pointer, machine.scheduler_stack);
+    Fiber& f = *machine.current;
+    f.state = why, f.site = site;
+    machine.current = next_turn(machine.turn + 1);
+    change_stack(&f.stack_pointer, machine.current != nullptr ? machine.current->stack_pointer : machine.scheduler_stack);
+}
+// one turn of every lane that can go on
+static void run_turns() {
+    machine.current = next_turn(machine.turns);
+    if (machine.current != nullptr) change_stack(&machine.scheduler_stack, machine.current->stack_pointer);
+    machine.current = nullptr;
 }
 static void fiber_main() {
     machine.body();
@@ -158,11 +174,6 @@ static void start_fiber(u32 i) {
     Fiber& f = machine.fibers[i];
     f.stack_pointer = top, f.state = READY, f.turn = 0, f.has_awaited = false, f.thread = {i, 0, 0};
     f.open.clear(), f.groups.clear();
-}
-static void resume(Fiber& f) {
-    machine.current = &f;
-    change_stack(&machine.scheduler_stack, f.stack_pointer);
-    machine.current = nullptr;
 }
 static void apart(const Fiber& a, const Fiber& b) {
     static const char* const FOR[] = {"", "its warp", "the block"};
@@ -190,23 +201,23 @@ public:
 
 // runs lanes first.. of a warp until all of them are at a barrier of the block or have ended
 static bool run_warp(Warp& warp, u32 first, u32 lanes, const std::vector<u32>& order) {
+    u32 n = 0;
+    for (u32 lane : order)
+        if (lane < lanes) machine.turns[n++] = &machine.fibers[first + lane];
+    machine.turns[n] = nullptr;
+    memset(warp.present, 0, sizeof warp.present);
     for (;;) {
-        for (u32 k = 0; k < WARP; ++k) {
-            const u32 lane = order[k];
-            if (lane >= lanes || machine.fibers[first + lane].state != READY) continue;
-            resume(machine.fibers[first + lane]);
-            if (machine.failed) return false;
-        }
-        const Fiber* met = nullptr;
-        for (u32 i = 0; i < WARP; ++i) {
-            warp.present[i] = i < lanes && machine.fibers[first + i].state == AT_WARP;
-            if (warp.present[i] && met == nullptr) met = &machine.fibers[first + i];
+        run_turns();
+        if (machine.failed) return false;
+        const Fiber *met = nullptr, *elsewhere = nullptr;
+        for (u32 i = 0; i < lanes; ++i) {
+            const Fiber& f = machine.fibers[first + i];
+            warp.present[i] = f.state == AT_WARP;
+            if (f.state == AT_WARP && met == nullptr) met = &f;
+            if (f.state == AT_BLOCK || (f.state == AT_WARP && !(f.site == met->site))) elsewhere = &f;
         }
         if (met == nullptr) return true;
-        for (u32 i = 0; i < lanes; ++i) {
-            Fiber& f = machine.fibers[first + i];
-            if (f.state == AT_BLOCK || (f.state == AT_WARP && !(f.site == met->site))) return apart(*met, f), false;
-        }
+        if (elsewhere != nullptr) return apart(*met, *elsewhere), false;
         for (u32 i = 0; i < lanes; ++i)
             if (warp.present[i]) machine.fibers[first + i].state = READY;
     }
