@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from engine.errors import BadModel, BadToken, ContextExceeded, Internal, NonFiniteLogits
+from engine.errors import BadModel, BadToken, ContextExceeded, Internal, NonFiniteLogits, OutOfMemory
 from engine.gguf import ModelFiles, open_model
 from engine.model.base import Hyper, Tensors
 from engine.model.registry import architecture
@@ -145,19 +145,25 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
     stop_ids = _stop_ids(files, config, stop_tokens, vocab_size)
     chunk = min(config.prefill, context)
 
-    make_backend, usable = _backend_maker(config)
+    backend = None
+    for make_backend, usable in _candidates(config):
+        def described(context: int, chunk: int, make_backend: Callable = make_backend) -> Any:
+            backend = make_backend(context, chunk)
+            try:
+                describe(backend, hyper, tensors)
+                tensors.check_all_used(hyper)
+            except BaseException:
+                backend.close()
+                raise
+            return backend
 
-    def described(context: int, chunk: int) -> Any:
-        backend = make_backend(context, chunk)
         try:
-            describe(backend, hyper, tensors)
-            tensors.check_all_used(hyper)
-        except BaseException:
-            backend.close()
-            raise
-        return backend
-
-    backend = _fitting(described, context, chunk, usable)
+            backend = _fitting(described, context, chunk, usable)
+            break
+        except (BadModel, OutOfMemory) as error:
+            if config.backend != "auto" or make_backend.kind == "cpu":
+                raise
+            log.warning("computing on the CPU: %s", error)
     return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab_size, stop_ids=stop_ids,
                    deterministic=config.deterministic)
 
@@ -186,7 +192,7 @@ def _fitting(described: Callable[[int, int], Any], context: int, chunk: int, usa
         small.close()
     plan = Plan.through(*points)
     raise does_not_fit(needed_bytes=needed_bytes or plan.bytes_for(context), usable=usable_bytes, context=context,
-                       chunk=chunk, plan=plan, plan_chunk=cells)
+                       chunk=chunk, plan=plan, plan_chunk=cells, weights=small.holds_weights)
 
 
 def vocabulary_rows(files: ModelFiles, hyper: Hyper, tensors: Tensors) -> int:
@@ -212,8 +218,18 @@ def _stop_ids(files: ModelFiles, config: "EngineConfig", texts: Sequence[str], v
     return tuple(sorted(set(config.eos_ids)))
 
 
-def _backend_maker(config: "EngineConfig") -> tuple[Callable[[int, int], Any], Callable[[], int]]:
-    """(makes a backend for a context and a chunk, says how much memory it may take), as the configuration asks.
+class _Maker:
+    """Makes a backend of one kind for a context and a chunk."""
+
+    def __init__(self, kind: str, make: Callable[[int, int], Any]) -> None:
+        self.kind, self._make = kind, make
+
+    def __call__(self, context: int, chunk: int) -> Any:
+        return self._make(context, chunk)
+
+
+def _candidates(config: "EngineConfig") -> Iterator[tuple[_Maker, Callable[[], int]]]:
+    """Backends to try in turn, as the configuration asks: what makes one, and how much memory it may take.
 
     Modules are imported here: they bring numba, or CUDA.
     """
@@ -224,15 +240,17 @@ def _backend_maker(config: "EngineConfig") -> tuple[Callable[[int, int], Any], C
             from engine.backend.cuda.backend import CudaBackend
             from engine.backend.cuda.device import GpuDevice
             device = GpuDevice()
-            reserve = config.vram_reserve_mib << 20
-            budget = (config.vram_budget_mib or 1 << 30) << 20
-            return (lambda context, chunk: CudaBackend(device, max_context=context, max_rows=chunk),
-                    lambda: min(device.free_bytes() - reserve, budget))
-        if config.backend == "cuda":
+            reserve, budget = config.vram_reserve_mib << 20, (config.vram_budget_mib or 1 << 30) << 20
+            yield (_Maker("cuda", lambda context, chunk: CudaBackend(
+                device, max_context=context, max_rows=chunk, graphs=config.graphs)),
+                lambda: min(device.free_bytes() - reserve, budget))
+        elif config.backend == "cuda":
             raise BadModel(f"--backend cuda: {missing}")
-        log.info("computing on the CPU: %s", missing)
-    from engine.backend.cpu import isa
-    isa.prepare_numba()
-    from engine.backend.cpu.backend import CpuBackend
-    return (lambda context, chunk: CpuBackend(workers=config.pool_workers, max_context=context, max_rows=chunk),
-            usable_bytes)
+        else:
+            log.info("computing on the CPU: %s", missing)
+    if config.backend != "cuda":
+        from engine.backend.cpu import isa
+        isa.prepare_numba()
+        from engine.backend.cpu.backend import CpuBackend
+        yield (_Maker("cpu", lambda context, chunk: CpuBackend(
+            workers=config.pool_workers, max_context=context, max_rows=chunk)), usable_bytes)

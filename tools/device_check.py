@@ -10,6 +10,7 @@ behind one of its kind, weights coming from memory. Correctness is tested by tes
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -21,6 +22,7 @@ import numpy as np
 from engine.backend.cuda.launch import Launch
 from engine.config import EngineConfig
 from engine.session import Session, load_session
+from tools.bench_check import examine
 from tools.bench_model import SHAPES, write_bench_model
 from tools.machine import machine_facts
 
@@ -53,6 +55,30 @@ def prompt_rates(session: Session, length: int, *, repeats: int = 3) -> list[flo
             session.step(text[first:stop], logits="last" if stop == length else "none")
         rates.append(length / (time.perf_counter() - started_s))
     return rates[1:]
+
+
+def against_cpu(model: Path, *, tokens: int, compared: int = 64) -> dict:
+    """The last `compared` tokens of a random text, read by both backends: KL(CPU || card), how often the argmax is one."""
+    rows, text = {}, None
+    for backend in ("cuda", "cpu"):
+        config = EngineConfig(model=model, backend=backend, max_context=tokens)
+        session = load_session(SimpleNamespace(model=model, ple=None, stop_tokens=()), config)
+        if text is None:
+            text = np.random.default_rng(1).integers(0, session.vocab_size, tokens).astype(np.int32)
+        started_s = time.perf_counter()
+        for first in range(0, tokens - compared, session.chunk_size):
+            session.step(text[first:min(first + session.chunk_size, tokens - compared)], logits="none")
+        found = [session.step(text[i:i + session.window_max], logits="all").copy()
+                 for i in range(tokens - compared, tokens, session.window_max)]
+        rows[backend] = np.concatenate(found).astype(np.float64)
+        print(backend, "read", tokens, "tokens in", round(time.perf_counter() - started_s, 2), "s", flush=True)
+        session.close()
+    log_p, log_q = (x - x.max(-1, keepdims=True) for x in (rows["cpu"], rows["cuda"]))
+    log_p, log_q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (log_p, log_q))
+    divergence = (np.exp(log_p) * (log_p - log_q)).sum(-1)
+    same = (rows["cpu"].argmax(-1) == rows["cuda"].argmax(-1)).mean()
+    return {"model": model.name, "tokens": tokens, "kl_mean": float(divergence.mean()),
+            "kl_median": float(np.median(divergence)), "kl_max": float(divergence.max()), "argmax_agreement": float(same)}
 
 
 def profile(session: Session, launches: list[Launch]) -> list[dict]:
@@ -98,13 +124,26 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--examine", action="store_true", help="prove first that the model is fit to be timed")
+    parser.add_argument("--against-cpu", type=int, metavar="TOKENS", help="only compare both backends on a text so long")
     arguments = parser.parse_args()
-    report: dict = {"machine": machine_facts()}
+    report: dict = {"command": " ".join(["python -m tools.device_check", *sys.argv[1:]]), "machine": machine_facts()}
+    if arguments.against_cpu:
+        report["against_cpu"] = against_cpu(arguments.model, tokens=arguments.against_cpu)
+        print(report["against_cpu"], flush=True)
+        _write(arguments.json, report)
+        return
     if arguments.write and not arguments.model.exists():
         shape = SHAPES[arguments.write]
         started_s = time.perf_counter()
         write_bench_model(arguments.model, replace(shape, layers=arguments.layers) if arguments.layers else shape)
         print(f"written in {time.perf_counter() - started_s:.1f} s", flush=True)
+    if arguments.examine:
+        fit = examine(arguments.model)
+        fit.refuse_unfit()
+        report["fit"] = fit.as_json()
+        print("least distinct experts a layer", min(fit.distinct_experts), "of", fit.experts, "largest residual",
+              fit.largest_residual, flush=True)
     started_s = time.perf_counter()
     config = EngineConfig(model=arguments.model, backend="cuda", max_context=8192, prefill=arguments.prefill)
     session = load_session(SimpleNamespace(model=arguments.model, ple=None, stop_tokens=()), config)
@@ -123,10 +162,14 @@ def main() -> None:
         whole = session._backend._graphs[1]
         report["window_us"] = round(_median_s(session._backend.device, whole) * 1e6, 1)
         print("window", report["window_us"], "us", flush=True)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    _write(arguments.json, report)
     session.close()
+
+
+def _write(path: Path | None, report: dict) -> None:
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,12 +46,15 @@ def usable_bytes() -> int:
     return max(min(psutil.virtual_memory().available, cgroup_bytes()) - _RESERVE_BYTES, 0)
 
 
-def does_not_fit(*, needed_bytes: int, usable: int, context: int, chunk: int, plan: Plan, plan_chunk: int) -> OutOfMemory:
-    """The error that says what was needed, what there is and what would fit. `plan` is for chunks of `plan_chunk`."""
+def does_not_fit(*, needed_bytes: int, usable: int, context: int, chunk: int, plan: Plan, plan_chunk: int,
+                 weights: bool = False) -> OutOfMemory:
+    """The error that says what was needed, what there is and what would fit. `plan` is for chunks of `plan_chunk`;
+    weights: it counts them too."""
     cells = min(plan.most_cells(usable), context)
     flags = f"--max-context {cells}" + (f" --prefill {plan_chunk}" if plan_chunk != chunk else "")
+    counted = "with" if weights else "beside"
     return OutOfMemory(
-        f"a context of {context} with prompt chunks of {chunk} needs {_gib(needed_bytes)} GiB beside the weights, "
+        f"a context of {context} with prompt chunks of {chunk} needs {_gib(needed_bytes)} GiB {counted} the weights, "
         f"{_gib(usable)} GiB are available; " + (f"{flags} would fit" if cells >= plan_chunk else "no context would fit"))
 
 

@@ -56,6 +56,7 @@ class CpuBackend:
     """Implements `backend.base.Backend`."""
 
     name, kv_type = "cpu", "f32"
+    holds_weights = False  # they are read where they lie in the mapped file
 
     def __init__(self, *, workers: int, max_context: int, max_rows: int) -> None:
         self.max_context, self.max_rows = max_context, max_rows

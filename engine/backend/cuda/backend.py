@@ -35,15 +35,17 @@ class CudaBackend:
     """Implements `backend.base.Backend`."""
 
     name, kv_type, workers = "cuda", "f16", 0
+    holds_weights = True
 
-    def __init__(self, device: Device, *, max_context: int, max_rows: int, dependent_launches: bool = True) -> None:
+    def __init__(self, device: Device, *, max_context: int, max_rows: int, graphs: bool = True,
+                 dependent_launches: bool = True) -> None:
         self.device, self.max_context, self.max_rows = device, max_context, max_rows
         self.multiprocessors = device.sm_count
         self.memory = Memory(device)
         self.state: list[base.StateArray] = []
         self.window = self.memory.buffer("window", WINDOW_DTYPE.itemsize)
         self.history = self._state_buffer("tokens", (max_context,), np.int32, positional=True)
-        self._dependent = dependent_launches
+        self._captures, self._dependent = graphs, dependent_launches
         self._operations: list[Operation] = []
         self._ropes: dict[base.Rope, Buffer] = {}
         self._usage: list[tuple[Buffer, int]] = []
@@ -68,7 +70,8 @@ class CudaBackend:
         return [f"{label:>8} {n_bytes / (1 << 20):10.1f} MiB" for label, n_bytes in rows.items()]
 
     # --- memory ---------------------------------------------------------------------------------------------------
-    def _state_buffer(self, name: str, shape: tuple[int, ...], dtype: type, *, positional: bool, cells_per_row: int = 1) -> Buffer:
+    def _state_buffer(self, name: str, shape: tuple[int, ...], dtype: type, *, positional: bool,
+                      cells_per_row: int = 1) -> Buffer:
         buffer = self.memory.buffer(name, int(np.prod(shape)) * np.dtype(dtype).itemsize)
         self.state.append(base.StateArray(name, DeviceArray(self.device, buffer, shape, dtype), positional, cells_per_row))
         return buffer
@@ -275,11 +278,21 @@ class CudaBackend:
             "stops": self._stops, "n_stops": _MOST_STOPS})
 
     def _captured(self, launches: Sequence[Launch], *, dependent: bool = True) -> object:
+        """Launches as one graph; without graphs the launches themselves, one behind the other."""
+        if not self._captures:
+            return launches
         handles = [self.device.load_launch(launch) for launch in launches]
         self.device.begin_capture()
         for i, (launch, handle) in enumerate(zip(launches, handles, strict=True)):
             self.device.run(launch, handle=handle, dependent=dependent and self._dependent and i > 0)
         return self.device.end_capture()
+
+    def _launch(self, graph: object) -> None:
+        if self._captures:
+            self.device.launch_graph(graph)
+            return
+        for launch in graph:
+            self.device.run(launch)
 
     def run(self, tokens: np.ndarray, *, position: int, out_rows: int) -> np.ndarray | None:
         """Run tokens int32 [T] at a position; logits f32 [out_rows, vocabulary] of the last rows, until the next run."""
@@ -291,7 +304,7 @@ class CudaBackend:
         if self._prompt is not None and len(tokens) >= _LEAST_PROMPT:
             self.device.upload(self._chunk.ids.address, np.asarray(tokens, np.int32))
             self._set_window(tokens, position, out_rows)
-            self.device.launch_graph(self._graphs[_PROMPT])
+            self._launch(self._graphs[_PROMPT])
         else:
             self._run_windows(tokens, position, out_rows)
         logits = np.empty((out_rows, self._vocabulary), np.float32)
@@ -308,7 +321,7 @@ class CudaBackend:
             if wanted > len(part):
                 raise Internal("the wanted rows lie in two windows")
             self._set_window(part, position + first, wanted)
-            self.device.launch_graph(self._graphs[next(size for size in WINDOWS if size >= len(part))])
+            self._launch(self._graphs[next(size for size in WINDOWS if size >= len(part))])
 
     def _set_window(self, tokens: np.ndarray, position: int, out_rows: int) -> None:
         values = np.zeros(1, WINDOW_DTYPE)
@@ -336,7 +349,7 @@ class CudaBackend:
         launched = read = 0
         while read < limit:
             while launched < min(limit, read + 2):
-                self.device.launch_graph(self._graphs[_PICK])
+                self._launch(self._graphs[_PICK])
                 launched += 1
             place = read % _RING
             self.device.wait_for(lambda place=place: ring[place] != -2)

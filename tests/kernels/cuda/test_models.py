@@ -1,9 +1,12 @@
 """Whole models on the (emulated) card beside the CPU backend: logits, windows, the model's own picks, launches a layer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from engine.backend.cuda.backend import CudaBackend
+from engine.errors import BadModel
 from engine.gguf import open_model
 from engine.model.base import Hyper, Tensors
 from engine.model.registry import architecture
@@ -13,7 +16,9 @@ from tools.make_tiny_gguf import write_tiny
 
 CONTEXT = 96
 QUANTIZED = {"*_exps.weight": "Q4_0", "*_shexp.weight": "Q4_0", "*attn_?.weight": "Q8_0", "output.weight": "Q8_0"}
-MODELS = {name: {"arch": name, "preset": "blocks", "store": QUANTIZED, "experts": 4, "experts_used": 4} for name in ("qwen3moe", "qwen2moe", "granitemoe", "olmoe", "gpt-oss", "qwen4exp")}
+MIXTURES = ("qwen3moe", "qwen2moe", "granitemoe", "olmoe", "gpt-oss", "qwen4exp")
+# every expert is chosen, so that no near tie can make two correct readings differ
+MODELS = {name: {"arch": name, "preset": "blocks", "store": QUANTIZED, "experts": 4, "experts_used": 4} for name in MIXTURES}
 MODELS |= {name: {"arch": name} for name in ("llama", "qwen3")}
 
 
@@ -34,7 +39,7 @@ def model(request, tmp_path):
 def test_logits_are_those_of_the_cpu_however_the_text_is_cut(model, device):
     backend, files = described(device, model)
     backend.prepare()
-    tokens = np.random.default_rng(0).integers(0, 60, 30).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, 60, 22).astype(np.int32)
     with open_session(model, max_context=CONTEXT, backend="cpu") as cpu:
         expected = np.concatenate([cpu.step(tokens[i:i + 8], logits="all").copy() for i in range(0, len(tokens), 8)])
 
@@ -45,10 +50,10 @@ def test_logits_are_those_of_the_cpu_however_the_text_is_cut(model, device):
         return np.concatenate([backend.run(tokens[end - size:end], position=end - size, out_rows=size)
                                for size, end in zip(sizes, ends, strict=True)])
 
-    logits = read((1, 2, 4, 8, 3, 5, 1, 6))
+    logits = read((1, 2, 4, 8, 3, 4))
     apart = divergence(expected, logits)  # keys in f16 and other roundings, which int8 activations amplify
     assert apart.max() <= 2e-2 and np.median(apart) <= 3e-3, apart
-    assert np.array_equal(read((8, 8, 8, 6)), logits)
+    assert np.array_equal(read((8, 8, 6)), logits)
     backend.close()
     files.close()
 
@@ -66,4 +71,30 @@ def test_picks_of_the_model_are_the_argmax(name, device, tmp_path):
     assert [token for token, _ in short] == tokens[1:tokens.index(stop, 1) + 1]
     assert short[-1][1] <= 1 + len(short) + 1  # one window more at most
     backend.close()
+    files.close()
+
+
+def test_a_layer_is_few_kernels_and_graphs_change_nothing(device, tmp_path):
+    made = []
+    for layers in (1, 2):
+        path = write_tiny(tmp_path / f"{layers}.gguf", **{**MODELS["qwen3moe"], "layers": layers})[0]
+        made.append(described(device, path, graphs=layers == 1))
+    (one, _), (two, _) = made
+    assert len(two.launches(1)) - len(one.launches(1)) == 6  # projections, attention, output, router, gate and up, down
+    tokens = np.array([3, 1, 4], np.int32)
+    logits = two.run(tokens, position=0, out_rows=3)
+    again, files = described(device, tmp_path / "2.gguf")
+    assert np.array_equal(again.run(tokens, position=0, out_rows=3), logits)
+    for backend, opened in (*made, (again, files)):
+        backend.close()
+        opened.close()
+
+
+def test_a_factor_of_a_matrix_is_refused(device, tmp_path):
+    path = write_tiny(tmp_path / "m.gguf", "qwen3moe", preset="blocks", store=QUANTIZED)[0]
+    files = open_model(path)
+    tensor = files.tensors["blk.0.attn_q.weight"]
+    factor = replace(files.tensors["blk.0.attn_norm.weight"], name="blk.0.attn_q.scale")
+    with pytest.raises(BadModel, match=r"blk\.0\.attn_q\.scale"):
+        CudaBackend(device, max_context=CONTEXT, max_rows=32).memory.weight(replace(tensor, scale=factor))
     files.close()

@@ -67,7 +67,8 @@ def delta_net(b, x: Rows, spec: base.DeltaNet, w: base.Weights) -> Rows:
                        "multiples of 32 up to 256")
     channels = (2 * spec.key_heads + heads) * dim
     sizes = {"qkv": channels, "z": heads * dim, "alpha": heads, "beta": heads}
-    projections = {role: Product(b.memory.weight(w[role]), b.scratch_rows(f"delta_{role}", size)) for role, size in sizes.items()}
+    projections = {role: Product(b.memory.weight(w[role]), b.scratch_rows(f"delta_{role}", size))
+                   for role, size in sizes.items()}
     layer, rows = w["qkv"].name, b.new_rows("block_out", w["output"].shape[0])
     rows.target = Target(rows.buffer)
     b.record(DeltaNetBlock(
