@@ -44,7 +44,7 @@ def ends(programs: Iterable[Program]) -> list[Program]:
 def programs(arch: str, folder: Path) -> dict[Program, set[str]]:
     """What models of all formats and architectures load on such a card, and which kernels of it."""
     paths = [write_hollow_mixture(folder / f"{name}.gguf", name) for name in formats_for(arch)]
-    names = MODELS if THOROUGH else [name for name in MODELS if name == "qwen4exp"]
+    names = MODELS if THOROUGH else ("qwen4exp", "llama")
     paths += [write_tiny(folder / f"{name}.gguf", **MODELS[name])[0] for name in names]
     found: dict[Program, set[str]] = {}
     for path in paths:
