@@ -8,12 +8,14 @@
 struct alignas(16) Word4 { u32 x, y, z, w; };
 
 #define DEVICE static inline
-// A function for the host: 0, or 1 when there is a report. seed: see on_cpu::Order; dependent: the kernel must await the one before.
+// A function for the host: 0, or 1 when there is a report. seed: see on_cpu::Order; dependent: the kernel must await the one
+// before; closed: what that one uses.
 #define KERNEL(name, threads, Arguments)                                                                                      \
     static void name##_body(const Arguments& a);                                                                              \
-    extern "C" int name(const u32* grid, u32 n, u32 shared_bytes, const Arguments* arguments, u32 seed, u32 dependent) {      \
+    extern "C" int name(const u32* grid, u32 n, u32 shared_bytes, const Arguments* arguments, u32 seed, u32 dependent,        \
+                        const on_cpu::Closed* closed, u32 n_closed) {                                                         \
         const Arguments held = *arguments;                                                                                    \
-        return on_cpu::run_grid(grid, n, threads, shared_bytes, seed, dependent, [&held] { name##_body(held); });             \
+        return on_cpu::run_grid(grid, n, threads, shared_bytes, seed, dependent, closed, n_closed, [&held] { name##_body(held); }); \
     }                                                                                                                         \
     static void name##_body(const Arguments& a)
 #define DYNAMIC_SHARED(name) u8* name = on_cpu::machine.dynamic_shared
@@ -172,4 +174,7 @@ DEVICE void mma_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2], on_cpu:
 
 // --- from kernel to kernel ---
 DEVICE void let_next_kernel_start() {}
-DEVICE void await_previous_kernel() { on_cpu::machine.current->has_awaited = true; }
+DEVICE void await_previous_kernel() {
+    on_cpu::machine.current->has_awaited = true;
+    if (!on_cpu::machine.closed.empty()) on_cpu::open_memory();
+}

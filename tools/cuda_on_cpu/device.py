@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from engine.backend.cuda.device import Pinned
-from engine.backend.cuda.launch import Launch
+from engine.backend.cuda.launch import Launch, kernel_fields
 from tools.cuda_on_cpu.emulator import KernelFault, Program, load, missing_compiler
 
 __all__ = ["EmulatedDevice", "KernelFault", "missing_compiler"]
 _PATTERN = 0xA5
 _ALIGNMENT = 16  # of an allocation's end, so that the next page lies directly behind it
-_NO_ACCESS = 0
+_NO_ACCESS, _READ_ONLY = 0, 1  # as mprotect counts
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class EmulatedDevice:
         self._order = order
         self._allocations: dict[int, _Allocation] = {}
         self._captured: list[tuple[Launch, bool]] | None = None
+        self._before: Launch | None = None
         self._mprotect = ctypes.CDLL(None, use_errno=True).mprotect
         self._mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -138,7 +139,9 @@ class EmulatedDevice:
             return
         self.launches += 1
         found = (handle or self.load_launch(launch)).run(
-            launch.kernel, launch.grid, launch.threads, launch.shared_bytes, packed, seed=self._order, dependent=dependent)
+            launch.kernel, launch.grid, launch.threads, launch.shared_bytes, packed, seed=self._order, dependent=dependent,
+            closed=self._used_before() if dependent else ())
+        self._before = launch
         if found is not None:
             words, address = found
             place = f" ({self.place_of(address)})" if address else ""
@@ -148,6 +151,19 @@ class EmulatedDevice:
             if not self._allocations[address].borders_hold():
                 raise KernelFault(f"{launch.program}.{launch.kernel} {launch.grid}: memory beside an allocation of "
                                   f"{self._allocations[address].n_bytes} bytes was written")
+
+    def _used_before(self) -> list[tuple[int, int, int]]:
+        """Pages that the launch before this one reads, which nobody may write, and those that it writes."""
+        if self._before is None:
+            return []
+        kinds = dict(kernel_fields(self._before.program)[self._before.kernel])
+        allowed: dict[int, int] = {}
+        for name, value in self._before.arguments.items():
+            address = getattr(getattr(value, "buffer", value), "address", None)
+            if address in self._allocations:
+                allowed[address] = min(allowed.get(address, _READ_ONLY), _READ_ONLY if kinds[name] == "source" else _NO_ACCESS)
+        return [(address - found.start + mmap.PAGESIZE, len(found.pages) - 2 * mmap.PAGESIZE, protection)
+                for address, protection in allowed.items() for found in (self._allocations[address],)]
 
     def begin_capture(self) -> None:
         """Record from here on."""

@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,13 +38,17 @@ class Program:
         self._library.on_cpu_fault_address.restype = ctypes.c_uint64
 
     def run(self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *,
-            seed: int = 0, dependent: bool = False) -> tuple[str, int] | None:
+            seed: int = 0, dependent: bool = False,
+            closed: Sequence[tuple[int, int, int]] = ()) -> tuple[str, int] | None:
         """Run a kernel; what is wrong with it and the address where that was seen (0 where there is none), or None.
 
-        seed: blocks, warps and lanes run as they are counted (0), backwards (1) or shuffled.
+        seed: blocks, warps and lanes run as they are counted (0), backwards (1) or shuffled. dependent: the kernel must await
+        the one before; until then pages are `closed`: (first address, bytes, what mprotect shall allow).
         """
+        pages = [value for entry in closed for value in entry]
         if not getattr(self._library, kernel)((ctypes.c_uint32 * 3)(*grid), threads, shared_bytes,
-                                              ctypes.create_string_buffer(arguments, len(arguments)), seed, int(dependent)):
+                                              ctypes.create_string_buffer(arguments, len(arguments)), seed, int(dependent),
+                                              (ctypes.c_uint64 * len(pages))(*pages), len(closed)):
             return None
         return self._library.on_cpu_report().decode(), self._library.on_cpu_fault_address()
 

@@ -35,6 +35,7 @@ struct Site {  // of a call in a kernel's source
 };
 #define HERE {__builtin_FILE(), __builtin_LINE()}
 
+struct Closed { u64 first, n_bytes, protection; };  // whole pages that may not be used as usual until the kernel before is awaited
 struct Copy { void* to; const void* from; };
 struct Fiber {
     void* stack_pointer;
@@ -62,6 +63,7 @@ struct Machine {
     u8* stacks;
     std::function<void()> body;
     u8* dynamic_shared;
+    std::vector<Closed> closed;
     bool failed;
     char report[1024];
     u64 fault_address;
@@ -116,6 +118,8 @@ static void on_fault(int signal_number, siginfo_t* info, void* context) {
         return;
     }
     machine.fault_address = signal_number == SIGFPE ? 0 : (u64)info->si_addr;
+    for (const Closed& c : machine.closed)
+        if (machine.fault_address - c.first < c.n_bytes) report("the kernel before may still use this memory, and has not been awaited");
     report(signal_number == SIGFPE ? "a division by zero" : "an access outside of memory");
     greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
     registers[REG_RIP] = (greg_t)leave_for;
@@ -141,6 +145,16 @@ public:
         sigaltstack(&stack_before, nullptr);
     }
 };
+
+// --- what the kernel before uses ---
+static void close_memory(const Closed* closed, u32 n) {
+    machine.closed.assign(closed, closed + n);
+    for (const Closed& c : machine.closed) mprotect((void*)c.first, c.n_bytes, (int)c.protection);
+}
+static void open_memory() {
+    for (const Closed& c : machine.closed) mprotect((void*)c.first, c.n_bytes, PROT_READ | PROT_WRITE);
+    machine.closed.clear();
+}
 
 // --- fibers ---
 static Fiber* next_turn(Fiber** turn) {
@@ -266,7 +280,7 @@ static Memory static_shared() {
     return found;
 }
 
-template <class F> static int run_grid(const u32* grid, u32 threads, u32 most_threads, u32 shared_bytes, u32 seed, u32 dependent, F body) {
+template <class F> static int run_grid(const u32* grid, u32 threads, u32 most_threads, u32 shared_bytes, u32 seed, u32 dependent, const Closed* closed, u32 n_closed, F body) {
     machine.current = nullptr, machine.failed = false, machine.fault_address = 0;
     machine.block = {0, 0, 0};
     machine.grid = {grid[0], grid[1], grid[2]}, machine.size = {threads, 1, 1};
@@ -280,6 +294,7 @@ template <class F> static int run_grid(const u32* grid, u32 threads, u32 most_th
     std::vector<u8> guard(rounded - shared_bytes, PATTERN);
     Order order(seed);
     FaultHandlers handlers;
+    close_memory(closed, n_closed);
     for (u32 b : order.of(grid[0] * grid[1] * grid[2])) {
         machine.block = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
         memset(shared.start, PATTERN, shared.n_bytes);
@@ -296,6 +311,7 @@ template <class F> static int run_grid(const u32* grid, u32 threads, u32 most_th
             break;
         }
     }
+    open_memory();
     free(machine.dynamic_shared);
     machine.dynamic_shared = nullptr;
     return machine.failed;

@@ -17,7 +17,7 @@ from engine.errors import Internal
 KERNELS = Path(__file__).parent / "kernels"
 _STRUCT = re.compile(r"struct (\w+Arguments) \{(.*?)\n\};", re.DOTALL)
 _KERNEL = re.compile(r"^KERNEL\((\w+),[^,]+, (\w+)\)", re.MULTILINE)
-_CODES = MappingProxyType({"pointer": "Q", "integer": "q", "real": "d"})
+_CODES = MappingProxyType({"pointer": "Q", "source": "Q", "integer": "q", "real": "d"})
 
 
 class Buffer:
@@ -83,7 +83,7 @@ def _value(launch: Launch, name: str, kind: str, value: Argument) -> int | float
     def wrong(expected: str) -> Internal:
         return Internal(f"{launch.program}.{launch.kernel}: {name} is {expected}")
 
-    if kind == "pointer":
+    if kind in ("pointer", "source"):
         address = value.address if isinstance(value, Buffer | Place) else value or 0
         if address is None:
             raise wrong("not allocated")
@@ -99,7 +99,8 @@ def _value(launch: Launch, name: str, kind: str, value: Argument) -> int | float
 
 @cache
 def kernel_fields(program: str) -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """Of each kernel of a program, the fields of its argument struct in order: (name, "pointer" | "integer" | "real")."""
+    """Of each kernel of a program, the fields of its argument struct in order: (name, kind). Kinds: "pointer", "source" (a
+    pointer to what is only read), "integer", "real"."""
     source = (KERNELS / f"{program}.cu").read_text()
     structs = {name: _fields(name, re.sub(r"//[^\n]*", "", body)) for name, body in _STRUCT.findall(source)}
     kernels = dict(_KERNEL.findall(source))
@@ -113,7 +114,8 @@ def _fields(struct_name: str, body: str) -> tuple[tuple[str, str], ...]:
     fields = []
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
         if "*" in declaration:
-            kind, names = "pointer", re.sub(r"^(const )?\w+", "", declaration)
+            kind = "source" if declaration.startswith("const ") else "pointer"
+            names = re.sub(r"^(const )?\w+", "", declaration)
         else:
             type_name, _, names = declaration.partition(" ")
             kind = {"i64": "integer", "double": "real"}.get(type_name, "")

@@ -118,6 +118,14 @@ KERNEL(awaits, 32, WordsArguments) {
     if (a.n) await_previous_kernel();
 }
 
+// adds up what the kernel before has written; n: 1 reads x, 2 writes out before that is awaited
+KERNEL(reads_early, 32, WordsArguments) {
+    u32 v = a.n & 1 ? a.x[lane_id()] : 0;
+    if (a.n & 2) a.out[lane_id()] = v;
+    await_previous_kernel();
+    a.out[lane_id()] = v + a.x[lane_id()];
+}
+
 // --- wrong ---
 KERNEL(barriers_apart, 64, WordsArguments) {
     if (threadIdx.x < a.n) block_barrier();

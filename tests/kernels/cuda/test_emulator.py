@@ -15,11 +15,11 @@ pytestmark = pytest.mark.skipif(missing_compiler() is not None, reason=str(missi
 PATTERN = 0xDBDBDBDB
 
 
-def run(kernel, *arguments, grid=(1, 1, 1), threads=32, shared=0, seed=0, dependent=False):
+def run(kernel, *arguments, grid=(1, 1, 1), threads=32, shared=0, **settings):
     """Run a kernel of the sample; arrays go as addresses. What is wrong, or None."""
     values = [value.ctypes.data if isinstance(value, np.ndarray) else value for value in arguments]
     program = load("emulator_sample", (), Path(__file__).parent)
-    return program.run(kernel, grid, threads, shared, struct.pack(f"<{len(values)}q", *values), seed=seed, dependent=dependent)
+    return program.run(kernel, grid, threads, shared, struct.pack(f"<{len(values)}q", *values), **settings)
 
 
 def words(n: int, *, seed: int = 0) -> np.ndarray:
@@ -205,6 +205,19 @@ def test_a_kernel_that_is_started_early_must_wait_itself():
     assert run("awaits", 0, 0, 0) is None
     found = run("awaits", 0, 0, 0, dependent=True)
     assert found is not None and "waits for the kernel before" in found[0]
+
+
+@pytest.mark.parametrize(("allowed", "refused"), [(0, {1, 2, 3}), (1, {2, 3}), (3, set())])  # nothing, reads, all
+def test_memory_of_the_kernel_before_is_closed_until_it_is_awaited(allowed, refused):
+    device = EmulatedDevice()
+    x, out = device.allocate(4096), device.allocate(4096)  # whole pages
+    for early in range(4):
+        closed = [(x, 4096, allowed), (out, 4096, allowed)]
+        found = run("reads_early", x, out, early, dependent=True, closed=closed)
+        assert (found is not None) == (early in refused)
+        if found is not None:
+            assert "thread 0: the kernel before may still use this memory" in found[0] and found[1] in (x, out)
+    device.fill_zero(x, 4096)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

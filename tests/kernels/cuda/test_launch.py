@@ -47,7 +47,7 @@ def launch(**arguments) -> Launch:
 
 
 def test_fields_come_from_the_source(folder):
-    fields = (("window", "pointer"), ("x", "pointer"), ("y", "pointer"), ("out", "pointer"), ("rows", "integer"),
+    fields = (("window", "source"), ("x", "source"), ("y", "source"), ("out", "pointer"), ("rows", "integer"),
               ("columns", "integer"), ("scale", "real"))
     assert kernel_fields("sample") == {"scale": fields, "scale_twice": fields, "other": (("a", "pointer"),)}
 
