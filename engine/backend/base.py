@@ -87,7 +87,8 @@ class Mla:
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Gated delta rule. Weights: qkv z beta alpha a dt conv norm output. Value head j reads key head j mod key_heads."""
+    """Gated delta rule. Weights: qkv z beta alpha a dt conv norm output. Value head j reads key head j mod key_heads,
+    or with `neighbours` key head j // (value_heads / key_heads)."""
 
     key_heads: int
     value_heads: int
@@ -95,6 +96,7 @@ class DeltaNet:
     conv_taps: int
     eps: float
     output_gate: Literal["sigmoid", "silu"]
+    neighbours: bool = False  # value heads of one key head lie side by side
 
 
 @dataclass(frozen=True)

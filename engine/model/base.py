@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from engine.backend.base import Backend
 from engine.errors import BadModel
 from engine.gguf import ModelFiles, Tensor
@@ -165,6 +167,12 @@ def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
     data = tensor.data[start * step:stop * step]
     return replace(tensor, name=f"{tensor.name}[{start}:{stop}]", shape=(stop - start, *tensor.shape[1:]), data=data,
                    n_bytes=data.nbytes, offset=tensor.offset + tensor.n_bytes * start // count)
+
+
+def chosen_rows(tensor: Tensor, rows: np.ndarray, part: str) -> Tensor:
+    """A copy of some rows of a matrix, i64 [rows] their numbers, as a tensor of its own."""
+    data = np.ascontiguousarray(tensor.data[rows])
+    return replace(tensor, name=f"{tensor.name}[{part}]", shape=(len(rows), *tensor.shape[1:]), data=data, n_bytes=data.nbytes)
 
 
 @dataclass(frozen=True)

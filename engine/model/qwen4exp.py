@@ -12,6 +12,7 @@ from math import isqrt
 from engine.backend.base import Attention, Backend, DeltaNet, HyperConnection, Indexer, Moe, NgramTable, Rope, Weights
 from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
+from engine.model.layers.delta_net import delta_net_spec, recurrent_layers
 
 Shapes = Mapping[str, tuple]  # role -> (tensor name, *shape in numpy order)
 
@@ -31,7 +32,7 @@ def describe(backend: Backend, hyper: Hyper, tensors: Tensors) -> None:
     streams, rank = hyper_connection.streams, hyper.integer("hyper_connection.low_rank")
     experts = hyper.integer("expert_count")
     moe = Moe(experts, hyper.integer("expert_used_count", high=experts), normalise=True)
-    recurrent, delta_net = recurrent_layers(hyper), delta_net_spec(hyper)
+    recurrent, delta_net = recurrent_layers(hyper), delta_net_spec(hyper, "sigmoid")
     attention = {layer: attention_spec(hyper, layer) for layer in range(hyper.layers) if not recurrent[layer]}
     table = ngram_layer(hyper, tensors, vocab)
 
@@ -78,31 +79,12 @@ def _of_layer(hyper: Hyper, key: str, layer: int) -> int:
     return values[layer]
 
 
-def recurrent_layers(hyper: Hyper) -> list[bool]:
-    """Which layers are delta nets: every one but the last of each interval, unless the file lists them."""
-    if hyper.has("attention.recurrent_layers"):
-        return [bool(_of_layer(hyper, "attention.recurrent_layers", layer)) for layer in range(hyper.layers)]
-    interval = hyper.integer("full_attention_interval")
-    return [(layer + 1) % interval != 0 for layer in range(hyper.layers)]
-
-
 def hyper_shapes(prefix: str, streams: int, width: int, rank: int, *, inject: bool) -> Shapes:
     """One hyper-connection read."""
     wide = streams * width
     shapes = {"norm": (f"{prefix}norm.weight", wide), "down": (f"{prefix}down.weight", rank, wide),
               "up": (f"{prefix}up.weight", wide, rank)}
     return {**shapes, "inject": (f"{prefix}inject.weight", streams, wide)} if inject else shapes
-
-
-def delta_net_spec(hyper: Hyper) -> DeltaNet:
-    """The delta net that all recurrent layers are; its output gate is a fixed sigmoid."""
-    spec = DeltaNet(
-        key_heads=hyper.integer("ssm.group_count", high=1 << 12), value_heads=hyper.integer("ssm.time_step_rank", high=1 << 12),
-        head_dim=hyper.integer("ssm.state_size", high=1 << 12), conv_taps=hyper.integer("ssm.conv_kernel", low=2, high=64),
-        eps=_eps(hyper), output_gate="sigmoid")
-    if hyper.integer("ssm.inner_size") != spec.value_heads * spec.head_dim:
-        raise BadModel(f"{hyper.arch}.ssm.inner_size: expected {spec.value_heads} heads of {spec.head_dim}")
-    return spec
 
 
 def delta_net_shapes(block: str, spec: DeltaNet, width: int) -> Shapes:

@@ -3,7 +3,20 @@
 from types import MappingProxyType
 
 from engine.errors import BadModel
-from engine.model import deepseek2, gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from engine.model import (
+    deepseek2,
+    gemma3,
+    gemma4,
+    gpt_oss,
+    granitemoe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen3next,
+    qwen4exp,
+    qwen35moe,
+)
 from engine.model.base import Architecture
 
 ARCHITECTURES = MappingProxyType({
@@ -17,6 +30,8 @@ ARCHITECTURES = MappingProxyType({
     "qwen2moe": Architecture(qwen2moe.describe),
     "qwen3": Architecture(qwen3.describe_dense),
     "qwen3moe": Architecture(qwen3.describe_moe),
+    "qwen3next": Architecture(qwen3next.describe),
+    "qwen35moe": Architecture(qwen35moe.describe),
     "qwen4exp": Architecture(qwen4exp.describe),
 })
 

@@ -8,7 +8,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from tools.random_model import deepseek2, gemma3, gemma4, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3, qwen4exp
+from tools.random_model import (
+    deepseek2,
+    gemma3,
+    gemma4,
+    gpt_oss,
+    granitemoe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3,
+    qwen3next,
+    qwen4exp,
+    qwen35moe,
+)
 from tools.random_model.base import RandomModel, Sizes, Weights
 from tools.random_model.qwen4exp import ngram_multipliers, primes_from
 from tools.small_vocabulary import vocabulary_metadata
@@ -27,6 +40,8 @@ RECIPES = MappingProxyType({
     "qwen2moe": qwen2moe.RECIPE,
     "qwen3": qwen3.DENSE,
     "qwen3moe": qwen3.MOE,
+    "qwen3next": qwen3next.RECIPE,
+    "qwen35moe": qwen35moe.RECIPE,
     "qwen4exp": qwen4exp.RECIPE,
 })
 ARCHITECTURES = tuple(RECIPES)

@@ -43,10 +43,11 @@ class Sizes:
     latent: int = 0  # what a cell holds for all heads
     query_rank: int = 0  # 0: queries come straight from the stream
     value_dim: int = 0
-    # qwen4exp only
+    # recurrent layers
     ssm_key_heads: int = 0
     ssm_value_heads: int = 0
     ssm_dim: int = 0
+    # qwen4exp only
     hc_low_rank: int = 0
     index_heads: int = 0
     index_dim: int = 0

@@ -29,15 +29,10 @@ def _is_full_attention(layer: int) -> bool:
 def _metadata(s: Sizes, vocabulary: Mapping[str, Any]) -> dict[str, Any]:
     eos = vocabulary.get("tokenizer.ggml.bos_token_id", _NO_VOCAB_EOS)  # <|endoftext|>, not the end of a turn
     sizes = primes_from(s.ngram_rows, s.ngram_heads * (_NGRAM - 1))
-    return common_metadata(s) | {
+    return common_metadata(s) | delta_net_metadata(s) | {
         "rope.dimension_sections": [3, 3, s.rope_dims // 2 - 6, 0],
         "expert_shared_feed_forward_length": s.ff,
         "full_attention_interval": 4,
-        "ssm.conv_kernel": _CONV_TAPS,
-        "ssm.inner_size": s.ssm_value_heads * s.ssm_dim,
-        "ssm.state_size": s.ssm_dim,
-        "ssm.time_step_rank": s.ssm_value_heads,
-        "ssm.group_count": s.ssm_key_heads,
         "hyper_connection.count": _STREAMS,
         "hyper_connection.low_rank": s.hc_low_rank,
         "attention.indexer.head_count": s.index_heads,
@@ -56,6 +51,17 @@ def _metadata(s: Sizes, vocabulary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def delta_net_metadata(s: Sizes) -> dict[str, Any]:
+    """Sizes of the recurrent layers."""
+    return {
+        "ssm.conv_kernel": _CONV_TAPS,
+        "ssm.inner_size": s.ssm_value_heads * s.ssm_dim,
+        "ssm.state_size": s.ssm_dim,
+        "ssm.time_step_rank": s.ssm_value_heads,
+        "ssm.group_count": s.ssm_key_heads,
+    }
+
+
 def _tensors(w: Weights, s: Sizes) -> None:
     streams, sizes = _STREAMS * s.width, primes_from(s.ngram_rows, s.ngram_heads * (_NGRAM - 1))
     w.matrix("token_embd", s.vocab, s.width, gain=3.0)
@@ -69,7 +75,7 @@ def _tensors(w: Weights, s: Sizes) -> None:
         if _is_full_attention(i):
             _sparse_attention_tensors(w, s, b)
         else:
-            _delta_net_tensors(w, s, b)
+            delta_net_tensors(w, s, b)
         if i == _PLE_LAYER:
             w.matrix(b + "ple_key", streams, s.width)
             w.matrix(b + "ple_value", s.width, s.width)
@@ -104,7 +110,8 @@ def _sparse_attention_tensors(w: Weights, s: Sizes, b: str) -> None:
     w.norm(b + "indexer.k_norm", s.index_dim)
 
 
-def _delta_net_tensors(w: Weights, s: Sizes, b: str) -> None:
+def delta_net_tensors(w: Weights, s: Sizes, b: str) -> None:
+    """One recurrent layer, without its norm."""
     inner, channels = s.ssm_value_heads * s.ssm_dim, (2 * s.ssm_key_heads + s.ssm_value_heads) * s.ssm_dim
     w.matrix(b + "attn_qkv", channels, s.width)
     w.matrix(b + "attn_gate", inner, s.width)

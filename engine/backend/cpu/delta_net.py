@@ -105,7 +105,8 @@ def step_64(state, stride, query, key, value, decay, beta, out, dim):
     simd.store_f32x16(out + 192, o3)
 
 
-(QKV, DECAY, BETA, STATE, OUT, KEY_HEADS, VALUE_HEADS, DIM, SCRATCH, SCRATCH_BYTES) = range(10)
+(QKV, DECAY, BETA, STATE, OUT, KEY_HEADS, VALUE_HEADS, DIM, SCRATCH, SCRATCH_BYTES,
+ NEIGHBOURS) = range(11)
 
 
 def recurrence(arguments, window, counter, worker):
@@ -125,11 +126,14 @@ def recurrence(arguments, window, counter, worker):
         if item >= value_heads * pieces:
             return
         head, first = item // pieces, item % pieces * columns
+        key_head = head % key_heads
+        if slot(arguments, NEIGHBOURS) != 0:
+            key_head = head // (value_heads // key_heads)
         state = slot(arguments, STATE) + 4 * (head * dim * dim + first)
         for t in range(slot(window, WINDOW_ROWS)):
             row, at = slot(arguments, QKV) + t * width, t * value_heads + head
-            unit(row + 4 * (head % key_heads) * dim, query, dim, factor)
-            unit(row + 4 * (key_heads + head % key_heads) * dim, key, dim, _ONE)
+            unit(row + 4 * key_head * dim, query, dim, factor)
+            unit(row + 4 * (key_heads + key_head) * dim, key, dim, _ONE)
             value, out = row + 4 * ((2 * key_heads + head) * dim + first), slot(arguments, OUT) + 4 * (at * dim + first)
             decay, beta = simd.load_f32(slot(arguments, DECAY) + 4 * at), simd.load_f32(slot(arguments, BETA) + 4 * at)
             if columns == 64:

@@ -3,14 +3,15 @@
 A layer is described by a `DecoderLayer`; what an architecture changes in it is a field here, never a second copy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.backend.base import Activation, Attention, Backend, Mla, Moe
+from engine.backend.base import Activation, Attention, Backend, DeltaNet, Mla, Moe, Weights
 from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
 from engine.model.layers.attention import attention_weights
+from engine.model.layers.delta_net import delta_net_weights
 from engine.model.layers.mla import mla_weights
 
 DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
@@ -22,10 +23,11 @@ _SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 class DecoderLayer:
     """What one layer is."""
 
-    attention: Attention | Mla
+    attention: Attention | Mla | DeltaNet
     moe: Moe | None = None  # None: a dense feed-forward
     activation: Activation = "swiglu"  # of a dense one
     head_norms: bool = False  # queries and keys are normed
+    delta_net_weights: Callable[[Tensors, int], Weights] = delta_net_weights  # how a file stores those of a layer
     ffn_norm: str = "ffn_norm"
     post_norms: bool = False  # the output of both halves is normed too
     residual_scale: float = 1.0  # factor of the output of both halves
@@ -58,6 +60,8 @@ def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer
     normed = backend.norm(x, norms["attention"], eps=eps)
     if isinstance(layer.attention, Mla):
         y = backend.mla(normed, layer.attention, mla_weights(tensors, number))
+    elif isinstance(layer.attention, DeltaNet):
+        y = backend.delta_net(normed, layer.attention, layer.delta_net_weights(tensors, number))
     else:
         weights = attention_weights(tensors, number, layer.attention, head_norms=layer.head_norms)
         y = backend.attention(normed, layer.attention, weights)

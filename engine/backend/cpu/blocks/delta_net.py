@@ -34,7 +34,8 @@ def delta_net(b, x, spec: base.DeltaNet, w: base.Weights):
     b.program.add(kernels.recurrence, {
         kernels.QKV: qkv.address, kernels.DECAY: decay.address, kernels.BETA: beta.address,
         kernels.STATE: state.ctypes.data, kernels.OUT: out.address, kernels.KEY_HEADS: spec.key_heads,
-        kernels.VALUE_HEADS: heads, kernels.DIM: dim, kernels.SCRATCH: scratch, kernels.SCRATCH_BYTES: piece})
+        kernels.VALUE_HEADS: heads, kernels.DIM: dim, kernels.SCRATCH: scratch, kernels.SCRATCH_BYTES: piece,
+        kernels.NEIGHBOURS: int(spec.neighbours)})
     b.program.add(kernels.gated_norm_function(spec.output_gate), {
         kernels.NORM_ROWS: out.address, kernels.NORM_GATE: gate.address, kernels.NORM_WEIGHT: b.vector(w["norm"]),
         kernels.NORM_HEADS: heads, kernels.NORM_DIM: dim, kernels.NORM_EPS: float_bits(spec.eps)})

@@ -65,6 +65,8 @@ def delta_net(b, x: Rows, spec: base.DeltaNet, w: base.Weights) -> Rows:
     if dim % 32 or dim > 256 or heads % spec.key_heads:
         raise BadModel(f"{w['qkv'].name}: heads of {dim} values, {heads} of them for {spec.key_heads} key heads: CUDA has "
                        "multiples of 32 up to 256")
+    if spec.neighbours:
+        raise BadModel(f"{w['qkv'].name}: CUDA has no kernel for value heads beside those that read the same key head")
     channels = (2 * spec.key_heads + heads) * dim
     sizes = {"qkv": channels, "z": heads * dim, "alpha": heads, "beta": heads}
     projections = {role: Product(b.memory.weight(w[role]), b.scratch_rows(f"delta_{role}", size))
