@@ -90,11 +90,17 @@ class CudaBackend:
         """A float tensor as f32, if there is one."""
         return self.memory.vector(tensor) if tensor is not None else None
 
+    def weight(self, tensor: Tensor) -> Weight:
+        """A matrix that a block of the model reads."""
+        if tensor.scale is not None:
+            raise BadModel(f"{tensor.scale.name}: a factor of a whole matrix has no kernel for windows yet; use --backend cpu")
+        return self.memory.weight(tensor)
+
     def matrix_of(self, tensor: Tensor) -> Weight:
         """A tensor as a matrix; one dimension is one row."""
         if len(tensor.shape) == 1:
             tensor = replace(tensor, shape=(1, *tensor.shape), data=tensor.data.reshape(1, -1))
-        return self.memory.weight(tensor)
+        return self.weight(tensor)
 
     def rope_table(self, rope: base.Rope) -> Buffer:
         """Cosines and sines f32 [context, 2, dims / 2]."""
@@ -152,7 +158,7 @@ class CudaBackend:
     def embed(self, table: Tensor, *, copies: int = 1, scale: float = 1.0) -> Rows:
         """Embeddings of the window's tokens times `scale`, f32 [T, copies * D]."""
         rows = self.new_rows("stream", copies * table.shape[1])
-        self.record(plain.EmbedBlock(self, self.memory.weight(table), rows.buffer, copies, scale))
+        self.record(plain.EmbedBlock(self, self.weight(table), rows.buffer, copies, scale))
         return rows
 
     def norm(self, x: Rows, weight: Tensor | None, *, eps: float, name: str = "normed") -> Rows:
@@ -211,7 +217,7 @@ class CudaBackend:
         vocabulary = weight.shape[0]
         self._vocabulary = vocabulary
         self._head = plain.HeadBlock(
-            self, self.source(x), self.memory.weight(weight), self.memory.buffer("logits", 4 * _MOST * vocabulary),
+            self, self.source(x), self.weight(weight), self.memory.buffer("logits", 4 * _MOST * vocabulary),
             self.memory.buffer("best", 8 * _MOST), scale, soft_cap)
         self.record(self._head)
         self._stops = self.memory.array("stops", np.full(_MOST_STOPS, -1, np.int32))

@@ -102,8 +102,6 @@ class Memory:
         """A tensor of weights in the form that the kernels read."""
         if tensor.format.name not in LAYOUTS and tensor.format.name not in FLOAT_BYTES:
             raise BadModel(f"{tensor.name}: the format {tensor.format.name} has no kernel on CUDA")
-        if tensor.scale is not None:
-            raise BadModel(f"{tensor.scale.name}: a factor of a whole matrix has no kernel on CUDA; use --backend cpu")
         if tensor.name not in self._weights:
             n_bytes = tensor_bytes(tensor.format.name, tensor.shape)
             self._weights[tensor.name] = Weight(tensor, self.buffer(tensor.name, n_bytes))

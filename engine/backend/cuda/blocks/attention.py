@@ -101,7 +101,7 @@ def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache 
     def product(role: str, name: str, width: int) -> Product | None:
         if role not in w:
             return None
-        return Product(b.memory.weight(w[role]), b.scratch_rows(name, width), b.optional_vector(w.get(f"{role}_bias")))
+        return Product(b.weight(w[role]), b.scratch_rows(name, width), b.optional_vector(w.get(f"{role}_bias")))
 
     rows = b.new_rows("block_out", w["output"].shape[0])
     rows.target = Target(rows.buffer)
@@ -109,7 +109,7 @@ def attention(b, x, spec: base.Attention, w: base.Weights, cache: KeyValueCache 
         b, spec, b.source(x), product("q", "query", spec.heads * dim * (2 if spec.gated else 1)),
         product("k", "key", spec.kv_heads * dim), product("v", "value", spec.kv_heads * spec.value_dim), cache,
         {role: b.memory.vector(w[role]) for role in ("q_norm", "k_norm") if role in w}, b.optional_vector(w.get("sinks")),
-        b.scratch_rows("mixed", spec.heads * spec.value_dim), b.memory.weight(w["output"]),
+        b.scratch_rows("mixed", spec.heads * spec.value_dim), b.weight(w["output"]),
         b.optional_vector(w.get("output_bias")), indexer(b, spec, w) if spec.indexer else None, rows.target))
     return rows
 

@@ -69,7 +69,7 @@ def delta_net(b, x: Rows, spec: base.DeltaNet, w: base.Weights) -> Rows:
         raise BadModel(f"{w['qkv'].name}: CUDA has no kernel for value heads beside those that read the same key head")
     channels = (2 * spec.key_heads + heads) * dim
     sizes = {"qkv": channels, "z": heads * dim, "alpha": heads, "beta": heads}
-    projections = {role: Product(b.memory.weight(w[role]), b.scratch_rows(f"delta_{role}", size))
+    projections = {role: Product(b.weight(w[role]), b.scratch_rows(f"delta_{role}", size))
                    for role, size in sizes.items()}
     layer, rows = w["qkv"].name, b.new_rows("block_out", w["output"].shape[0])
     rows.target = Target(rows.buffer)
@@ -78,5 +78,5 @@ def delta_net(b, x: Rows, spec: base.DeltaNet, w: base.Weights) -> Rows:
         {role: b.memory.vector(w[role]) for role in ("a", "dt", "norm")},
         b.state_array(f"{layer}.conv", (spec.conv_taps - 1, channels)).buffer,
         b.state_array(f"{layer}.state", (heads, dim, dim)).buffer, b.scratch_rows("delta_convolved", channels),
-        b.scratch_rows("delta_out", heads * dim), Product(b.memory.weight(w["output"]), rows.buffer), rows.target))
+        b.scratch_rows("delta_out", heads * dim), Product(b.weight(w["output"]), rows.buffer), rows.target))
     return rows

@@ -138,9 +138,9 @@ def feed_forward(b, x, w: base.Weights, *, name: str, activation: base.Activatio
     rows = b.new_rows(f"{name}_out", w["down"].shape[0])
     rows.target = Target(rows.buffer)
     block = FeedForwardBlock(
-        b, b.source(x), Product(b.memory.weight(w["gate"]), b.scratch_rows(f"{name}_gate", inner)),
-        Product(b.memory.weight(w["up"]), b.scratch_rows(f"{name}_up", inner)), b.scratch_rows(f"{name}_hidden", inner),
-        b.memory.weight(w["down"]), activation, rows.target)
+        b, b.source(x), Product(b.weight(w["gate"]), b.scratch_rows(f"{name}_gate", inner)),
+        Product(b.weight(w["up"]), b.scratch_rows(f"{name}_up", inner)), b.scratch_rows(f"{name}_hidden", inner),
+        b.weight(w["down"]), activation, rows.target)
     return block, rows
 
 
@@ -156,8 +156,8 @@ def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
     for tensor in (first, w["down_exps"]):
         if tensor.format.name not in LAYOUTS:
             raise BadModel(f"{tensor.name}: experts in {tensor.format.name} have no kernel on CUDA")
-    gate, down = b.memory.weight(first), b.memory.weight(w["down_exps"])
-    up = gate if "gate_up_exps" in w else b.memory.weight(w["up_exps"])
+    gate, down = b.weight(first), b.weight(w["down_exps"])
+    up = gate if "gate_up_exps" in w else b.weight(w["up_exps"])
     if up.format != gate.format:
         raise BadModel(f"{w['up_exps'].name}: its format is {up.format}, that of gate {gate.format}: CUDA wants them equal")
     names = ("router_bias", "selection_bias", "gate_exps_bias", "up_exps_bias", "down_exps_bias", "down_exps_scale")

@@ -65,9 +65,9 @@ def read(b, streams: Rows, spec: base.HyperConnection, w: base.Weights) -> tuple
     inject = b.new_rows("hyper_inject", spec.streams) if "inject" in w else None
     b.record(HyperRead(
         b, spec, streams.buffer, wide, b.memory.vector(w["norm"]), b.scratch_rows("hyper_normed", wide),
-        Product(b.memory.weight(w["down"]), b.scratch_rows("hyper_low", rank)),
-        Product(b.memory.weight(w["inject"]), inject.buffer) if inject else None,
-        Product(b.memory.weight(w["up"]), b.scratch_rows("hyper_gate", wide)), out.buffer))
+        Product(b.weight(w["down"]), b.scratch_rows("hyper_low", rank)),
+        Product(b.weight(w["inject"]), inject.buffer) if inject else None,
+        Product(b.weight(w["up"]), b.scratch_rows("hyper_gate", wide)), out.buffer))
     return out, inject
 
 

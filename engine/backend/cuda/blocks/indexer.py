@@ -50,8 +50,8 @@ def indexer(b, spec: base.Attention, w: base.Weights) -> IndexerBlock:
     blocks, layer = -(-b.max_context // index.block), w["indexer_k"].name
     stride = 1 + min(b.max_context, (index.budget // index.block + 1) * index.block - 1)
     return IndexerBlock(
-        b, spec, Product(b.memory.weight(w["indexer_q"]), b.scratch_rows("index_query", index.heads * index.dim)),
-        Product(b.memory.weight(w["indexer_k"]), b.scratch_rows("index_key", index.dim)),
+        b, spec, Product(b.weight(w["indexer_q"]), b.scratch_rows("index_query", index.heads * index.dim)),
+        Product(b.weight(w["indexer_k"]), b.scratch_rows("index_key", index.dim)),
         {role: b.memory.vector(w[role]) for role in ("indexer_q_norm", "indexer_k_norm")}, spec.eps,
         b.state_array(f"{layer}.raw", (b.max_context, index.dim), positional=True).buffer,
         b.state_array(f"{layer}.pooled", (blocks, index.dim), positional=True, cells_per_row=index.block).buffer,

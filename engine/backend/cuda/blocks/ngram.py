@@ -56,13 +56,13 @@ def ngram(b, streams: Rows, spec: base.NgramTable, w: base.Weights) -> Rows:
     heads, wide = len(spec.head_sizes), streams.width
     constants = {name: b.memory.array(name, np.array(values, np.int64)) for name, values in (
         ("multipliers", spec.multipliers), ("sizes", spec.head_sizes), ("offsets", spec.head_offsets))}
-    gather = EmbedBlock(b, b.memory.weight(w["table"]), b.scratch_rows("ngram_rows", heads * spec.row_width),
+    gather = EmbedBlock(b, b.weight(w["table"]), b.scratch_rows("ngram_rows", heads * spec.row_width),
                         indices=b.scratch_rows("ngram_indices", heads), per_token=heads)
     history = b.state_array(f"{w['conv'].name}.history", ((spec.conv_taps - 1) * spec.dilation, wide))
     b.record(NgramBlock(
         b, spec, streams.buffer, wide // spec.streams, constants, gather,
-        Product(b.memory.weight(w["key"]), b.scratch_rows("ngram_key", wide)),
-        Product(b.memory.weight(w["value"]), b.scratch_rows("ngram_value", wide // spec.streams)),
+        Product(b.weight(w["key"]), b.scratch_rows("ngram_key", wide)),
+        Product(b.weight(w["value"]), b.scratch_rows("ngram_value", wide // spec.streams)),
         {role: b.memory.vector(w[role]) for role in ("norm_key", "norm_query", "norm_conv")},
         b.scratch_rows("ngram_normed", wide), b.memory.array(w["conv"].name, by_tap(w["conv"])), history.buffer))
     streams.version += 1
