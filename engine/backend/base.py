@@ -13,7 +13,7 @@ import numpy as np
 from engine.gguf import Tensor
 
 Weights = Mapping[str, Tensor]  # by role inside one block, such as "q" or "down_exps"
-Activation = Literal["swiglu", "geglu", "clamped_swiglu"]
+Activation = Literal["swiglu", "geglu", "clamped_swiglu", "squared_relu"]  # the last one has no gate
 Scoring = Literal["softmax", "sigmoid", "selected_softmax"]
 
 
@@ -100,10 +100,38 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class Mamba2:
+    """Selective state space. Weights: input conv dt a d norm output, and where the model has it conv_bias. Rows of the
+    input are gates, then what goes through the convolution (values of all heads, b and c of all groups), then a step of
+    every head."""
+
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int  # of neighbouring heads, which share b and c
+    conv_taps: int
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state_size
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """Causal convolution between two products. Weights: input conv output. Rows of the input are a factor before the
+    convolution, a factor behind it, and values."""
+
+    taps: int
+
+
+@dataclass(frozen=True)
 class Moe:
-    """Routed experts. Weights: router, gate_exps and up_exps or gate_up_exps, down_exps; with a shared expert gate_shared
-    up_shared down_shared, and router_shared if that expert has a gate. Where the model has them: router_bias, selection_bias
-    (counts for the choice only), of every expert gate_exps_bias up_exps_bias down_exps_bias, and down_exps_scale."""
+    """Routed experts. Weights: router, gate_exps and up_exps or gate_up_exps (or up_exps alone), down_exps; with a shared
+    expert gate_shared up_shared down_shared, and router_shared if that expert has a gate. Where the model has them:
+    router_bias, selection_bias (counts for the choice only), of every expert gate_exps_bias up_exps_bias down_exps_bias, and
+    down_exps_scale."""
 
     experts: int
     used: int
@@ -190,6 +218,12 @@ class Backend(Protocol):
     def mla(self, x: Any, spec: Mla, weights: Weights) -> Any: ...
 
     def delta_net(self, x: Any, spec: DeltaNet, weights: Weights) -> Any: ...
+
+    def mamba2(self, x: Any, spec: Mamba2, weights: Weights) -> Any: ...
+
+    def short_conv(self, x: Any, spec: ShortConv, weights: Weights) -> Any: ...
+
+    def project(self, x: Any, weight: Tensor, *, width: int, name: str) -> Any: ...
 
     def moe(self, x: Any, spec: Moe, weights: Weights, *, router_input: Any = None) -> Any: ...
 

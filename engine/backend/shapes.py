@@ -6,7 +6,20 @@ weight of another shape is a BadModel that names the tensor and what was expecte
 
 from collections.abc import Mapping
 
-from engine.backend.base import Attention, DeltaNet, HyperConnection, LayerInputs, Mla, Moe, NgramTable, Rope, Weights
+from engine.backend.base import (
+    Activation,
+    Attention,
+    DeltaNet,
+    HyperConnection,
+    LayerInputs,
+    Mamba2,
+    Mla,
+    Moe,
+    NgramTable,
+    Rope,
+    ShortConv,
+    Weights,
+)
 from engine.errors import BadModel, Internal
 
 Shape = tuple[int, ...]  # numpy order, rows first
@@ -60,6 +73,20 @@ def check_delta_net(spec: DeltaNet, weights: Weights, *, width: int) -> None:
         "dt": (heads,), "conv": (channels, spec.conv_taps), "norm": (spec.head_dim,), "output": (width, inner)})
 
 
+def check_mamba2(spec: Mamba2, weights: Weights, *, width: int) -> None:
+    """A Mamba2 block whose input is f32 [T, width]."""
+    heads, inner = spec.heads, spec.heads * spec.head_dim
+    _check(weights, {
+        "input": (inner + spec.channels + heads, width), "conv": (spec.channels, spec.conv_taps), "conv_bias": (spec.channels,),
+        "dt": (heads,), "a": (heads, 1), "d": (heads, 1), "norm": (spec.groups, inner // spec.groups),
+        "output": (width, inner)})
+
+
+def check_short_conv(spec: ShortConv, weights: Weights, *, width: int) -> None:
+    """A short convolution whose input is f32 [T, width]."""
+    _check(weights, {"input": (3 * width, width), "conv": (width, spec.taps), "output": (width, width)})
+
+
 def check_moe(spec: Moe, weights: Weights, *, width: int, router_width: int) -> None:
     """Router, routed experts and the shared one. The experts' inner width is that of their down projection."""
     n = spec.experts
@@ -68,6 +95,7 @@ def check_moe(spec: Moe, weights: Weights, *, width: int, router_width: int) -> 
     if ("gate_exps_bias" in weights) != ("up_exps_bias" in weights):
         raise BadModel(f"{weights['down_exps'].name}: its layer has biases of only one of gate and up")
     _check_groups(spec, weights["router"].name)
+    _check_gate(spec.activation, weights, ("gate_exps", "gate_up_exps"), "down_exps")
     inner, shared = weights["down_exps"].shape[-1], 0
     if "down_shared" in weights:
         shared = weights["down_shared"].shape[-1]
@@ -80,9 +108,10 @@ def check_moe(spec: Moe, weights: Weights, *, width: int, router_width: int) -> 
         "router_shared": (1, width) if len(_shape(weights, "router_shared")) == 2 else (width,)})
 
 
-def check_feed_forward(weights: Weights, *, width: int) -> None:
+def check_feed_forward(weights: Weights, *, width: int, activation: Activation = "swiglu") -> None:
     """gate and up of any number of rows, and the down projection that goes back to `width`."""
     inner = weights["down"].shape[-1]
+    _check_gate(activation, weights, ("gate",), "down")
     _check(weights, {"gate": (inner, width), "up": (inner, width), "down": (width, inner)})
 
 
@@ -109,6 +138,12 @@ def check_layer_inputs(spec: LayerInputs, weights: Weights, *, width: int) -> No
 def check_layer_input_reader(spec: LayerInputs, weights: Weights, *, width: int) -> None:
     """What reads a layer's input with the stream f32 [T, width] at hand."""
     _check(weights, {"gate": (spec.width, width), "output": (width, spec.width), "norm": (width,)})
+
+
+def _check_gate(activation: Activation, weights: Weights, gates: tuple[str, ...], down: str) -> None:
+    """There is a gate unless the activation has none."""
+    if any(role in weights for role in gates) != (activation != "squared_relu"):
+        raise BadModel(f"{weights[down].name}: gates of its layer do not go with the activation {activation}")
 
 
 def _check_groups(spec: Moe, name: str) -> None:

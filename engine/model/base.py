@@ -88,6 +88,13 @@ class Hyper:
             return self.integers(key)[:layers]
         return [self.integer(key, default, low=0)] * layers
 
+    def of_layers(self, key: str, default: int | None = None) -> list[int]:
+        """One integer for every layer of the trunk, none of them negative."""
+        values = self.per_layer(key, self.layers, default)
+        if len(values) < self.layers or min(values) < 0:
+            raise BadModel(f"{self.arch}.{key}: expected {self.layers} numbers of at least 0, found {values!r}"[:200])
+        return values
+
     @property
     def layers(self) -> int:
         """Blocks of the trunk; trailing draft blocks are not counted."""
@@ -188,11 +195,12 @@ _ROUTER_EXTRAS = {
     "up_exps_bias": "ffn_up_exps.bias", "down_exps_bias": "ffn_down_exps.bias", "down_exps_scale": "ffn_down_exps.scale"}
 
 
-def routed_experts(tensors: Tensors, layer: int) -> dict[str, Tensor]:
+def routed_experts(tensors: Tensors, layer: int, *, gated: bool = True) -> dict[str, Tensor]:
     """Roles of a layer's routed experts, with gate and up in one tensor or two, and whatever biases and scales there are."""
     fused = tensors.get(f"blk.{layer}.ffn_gate_up_exps.weight") is not None
-    first = {"gate_up_exps": "ffn_gate_up_exps.weight"} if fused else {
-        "gate_exps": "ffn_gate_exps.weight", "up_exps": "ffn_up_exps.weight"}
+    first = {"gate_up_exps": "ffn_gate_up_exps.weight"} if fused else {"up_exps": "ffn_up_exps.weight"}
+    if gated and not fused:
+        first["gate_exps"] = "ffn_gate_exps.weight"
     found = tensors.block(layer, {**_ROUTER, **first}, _ROUTER_EXTRAS)
     if "down_exps_scale" in found:  # which is applied where routes are added up, and not twice
         found["down_exps"] = replace(found["down_exps"], scale=None)

@@ -13,8 +13,9 @@ from tools.make_tiny_gguf import write_model
 from tools.random_model import random_model
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-NAMES = ["deepseek2", "deepseek2-lite", "gemma3", "gemma4", "gemma4-dense", "gpt-oss", "granitemoe", "llama",
-         "llama-moe", "olmoe", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35moe", "qwen4exp", "qwen4exp-sparse"]
+NAMES = ["deepseek2", "deepseek2-lite", "gemma3", "gemma4", "gemma4-dense", "gpt-oss", "granitemoe", "lfm2moe",
+         "llama", "llama-moe", "nemotron_h_moe", "nemotron_h_moe-latent", "olmoe",
+         "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "qwen35moe", "qwen4exp", "qwen4exp-sparse"]
 MOST_PEER_KL = 1e-5  # a table of GELU in half precision costs 3e-7 on gemma3, up to 1e-5 on gemma4
 
 

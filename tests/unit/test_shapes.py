@@ -12,7 +12,8 @@ from packs.manifest import resolve_model
 from tools.make_tiny_gguf import write_model
 from tools.random_model import random_model
 
-ARCHITECTURES = ("deepseek2", "deepseek2-lite", "gemma4", "gemma4-dense", "llama", "llama-moe", "qwen3moe", "qwen4exp")
+ARCHITECTURES = ("deepseek2", "deepseek2-lite", "gemma4", "gemma4-dense", "lfm2moe", "llama", "llama-moe",
+                 "nemotron_h_moe-latent", "qwen3moe", "qwen3next", "qwen4exp")
 ROWS_ARE_FREE = ("token_embd.weight", "per_layer_token_embd.weight")  # more of them are only never asked for
 
 
@@ -52,10 +53,12 @@ def test_every_tensor_has_its_columns_and_type_checked(tmp_path, arch):
     for name in _kinds(model):
         x = model.tensors[name]
         if x.ndim > 1:
-            narrow = np.ascontiguousarray(x[..., :x.shape[-1] // 2])
-            assert "weight" in _refusal(tmp_path, replace(model, tensors=model.tensors | {name: narrow}))
+            if x.shape[-1] > 1:
+                narrow = np.ascontiguousarray(x[..., :x.shape[-1] // 2])
+                assert "weight" in _refusal(tmp_path, replace(model, tensors=model.tensors | {name: narrow}))
             flat = x.reshape(-1)
-            assert "weight" in _refusal(tmp_path, replace(model, tensors=model.tensors | {name: flat}))
+            said = _refusal(tmp_path, replace(model, tensors=model.tensors | {name: flat}))
+            assert "weight" in said or name in said
         assert name in _refusal(tmp_path, replace(model, tensors=model.tensors | {name: x.astype(np.float64)}))
 
 

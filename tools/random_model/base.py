@@ -47,6 +47,7 @@ class Sizes:
     ssm_key_heads: int = 0
     ssm_value_heads: int = 0
     ssm_dim: int = 0
+    ssm_state: int = 0
     # qwen4exp only
     hc_low_rank: int = 0
     index_heads: int = 0

@@ -10,7 +10,7 @@ from numba import njit
 from engine.backend.cpu import simd, vecmath
 from engine.backend.cpu.kernel import WINDOW_ROWS, slot, specialise, take
 
-_ONE, _CUBIC, _TWO_ROOT_2_PI = np.float32(1), np.float32(0.044715), np.float32(2 * 0.79788456080286535588)
+_ZERO, _ONE, _CUBIC, _TWO_ROOT_2_PI = np.float32(0), np.float32(1), np.float32(0.044715), np.float32(2 * 0.79788456080286535588)
 _LIMIT, _LOW, _STEEP = np.float32(7), np.float32(-7), np.float32(1.702)
 _min_f32 = simd.operation(
     simd.f32x16, [simd.f32x16, simd.f32x16], lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
@@ -40,7 +40,15 @@ def _clamped_swiglu(gate, up):
     return simd.mul_f32(gate, simd.add_f32(up, simd.splat_f32(_ONE)))
 
 
-_KINDS = MappingProxyType({"swiglu": _swiglu, "geglu": _geglu, "clamped_swiglu": _clamped_swiglu})
+@njit(error_model="numpy")
+def _squared_relu(_, up):
+    """max(up, 0) squared, without a gate; NaN stays NaN."""
+    positive = simd.max_f32(simd.splat_f32(_ZERO), up)
+    return simd.mul_f32(positive, positive)
+
+
+_KINDS = MappingProxyType({
+    "swiglu": _swiglu, "geglu": _geglu, "clamped_swiglu": _clamped_swiglu, "squared_relu": _squared_relu})
 GATE, UP, OUT, WIDTH, PER_TOKEN, GATE_BIAS, UP_BIAS, IDS, UP_ROW = range(9)
 combine = None  # given by `specialise`
 BIASED = False

@@ -11,7 +11,7 @@ import numpy as np
 from engine.backend import base, shapes
 from engine.backend.cpu import isa, matmul, quantize, rows, unpack
 from engine.backend.cpu.block_format import ACTIVATION_SHAPES
-from engine.backend.cpu.blocks import attention, delta_net, hyper, layer_inputs, mla, moe, ngram
+from engine.backend.cpu.blocks import attention, delta_net, hyper, layer_inputs, mamba2, mla, moe, ngram, short_conv
 from engine.backend.cpu.float_matmul import WEIGHT_BYTES, float_matmul_function
 from engine.backend.cpu.kernel import WINDOW_OUT_FIRST
 from engine.backend.cpu.pool import Pool
@@ -274,6 +274,20 @@ class CpuBackend:
         shapes.check_delta_net(spec, weights, width=x.width)
         return delta_net.delta_net(self, x, spec, weights)
 
+    def mamba2(self, x: Rows, spec: base.Mamba2, weights: base.Weights) -> Rows:
+        """f32 [T, D]; makes the layer's recurrent state."""
+        shapes.check_mamba2(spec, weights, width=x.width)
+        return mamba2.mamba2(self, x, spec, weights)
+
+    def short_conv(self, x: Rows, spec: base.ShortConv, weights: base.Weights) -> Rows:
+        """f32 [T, D]; makes the layer's history."""
+        shapes.check_short_conv(spec, weights, width=x.width)
+        return short_conv.short_conv(self, x, spec, weights)
+
+    def project(self, x: Rows, weight: Tensor, *, width: int, name: str) -> Rows:
+        """weight · x: f32 [T, width], kept under a name until that is used again."""
+        return self.linear(x, weight, self.rows(name, width))
+
     def moe(self, x: Rows, spec: base.Moe, weights: base.Weights, *, router_input: Rows | None = None) -> Rows:
         """f32 [T, D]; the router reads `router_input` if one is given, else x as the experts do."""
         shapes.check_moe(spec, weights, width=x.width, router_width=(router_input or x).width)
@@ -281,7 +295,7 @@ class CpuBackend:
 
     def feed_forward(self, x: Rows, weights: base.Weights, *, activation: base.Activation = "swiglu") -> Rows:
         """down · activation(gate · x, up · x): f32 [T, D]."""
-        shapes.check_feed_forward(weights, width=x.width)
+        shapes.check_feed_forward(weights, width=x.width, activation=activation)
         return moe.feed_forward(self, x, weights, name="ffn", activation=activation)
 
     def hyper_read(self, streams: Rows, spec: base.HyperConnection, weights: base.Weights) -> tuple[Rows, Rows | None]:

@@ -11,7 +11,7 @@ from numba import njit
 from engine.backend.cpu import simd, vecmath
 from engine.backend.cpu.kernel import WINDOW_ROWS, slot, specialise, take
 
-IN, WEIGHT, HISTORY, OUT, CHANNELS, TAPS, DILATION = range(7)
+IN, WEIGHT, HISTORY, OUT, CHANNELS, TAPS, DILATION, BIAS = range(8)
 CHANNELS_PER_TASK = 64
 ADD = False  # given by `specialise`
 
@@ -25,7 +25,7 @@ def row_at(x, history, t, depth, channels):
 
 
 def causal_conv(arguments, window, counter, worker):
-    """out[t, c] = silu(sum over taps k of weight[k, c] * x[t - (taps - 1 - k) * dilation, c]), or that added to out.
+    """out[t, c] = silu(sum over taps k of weight[k, c] * x[t - (taps - 1 - k) * dilation, c] + bias[c]), or that added to out.
 
     x f32 [T, channels], weight f32 [taps, channels]; history f32 [(taps - 1) * dilation, channels], oldest row first, is
     moved on by T rows. Channels are a multiple of 16. One worker takes all tokens of its channels, so that nobody
@@ -46,6 +46,8 @@ def causal_conv(arguments, window, counter, worker):
                     row = row_at(x, history, t - (taps - 1 - k) * dilation, depth, channels)
                     weight = simd.load_f32x16(slot(arguments, WEIGHT) + 4 * (k * channels + c))
                     total = simd.add_f32(total, simd.mul_f32(weight, simd.load_f32x16(row + 4 * c)))
+                if slot(arguments, BIAS) != 0:
+                    total = simd.add_f32(total, simd.load_f32x16(slot(arguments, BIAS) + 4 * c))
                 total = simd.mul_f32(total, vecmath.sigmoid16(total))
                 out = slot(arguments, OUT) + 4 * (t * channels + c)
                 if ADD:

@@ -14,12 +14,18 @@ _OPTIONAL = {"q_bias": "attn_q.bias", "k_bias": "attn_k.bias", "v_bias": "attn_v
 _HEAD_NORMS = {"q_norm": "attn_q_norm.weight", "k_norm": "attn_k_norm.weight"}
 
 
-def attention_spec(hyper: Hyper, tensors: Tensors, *, adjacent: bool) -> Attention:
-    """Grouped-query attention over all cells; rotary pairs (2i, 2i + 1) if `adjacent`."""
-    heads = hyper.integer("attention.head_count")
+def attention_spec(hyper: Hyper, tensors: Tensors, *, adjacent: bool, layer: int | None = None) -> Attention:
+    """Grouped-query attention over all cells; rotary pairs (2i, 2i + 1) if `adjacent`; heads of one layer where they differ."""
+    if layer is None:
+        heads = hyper.integer("attention.head_count")
+        kv_heads = hyper.integer("attention.head_count_kv", heads)
+    else:
+        heads, kv_heads = (hyper.of_layers(f"attention.{key}")[layer] for key in ("head_count", "head_count_kv"))
+        if min(heads, kv_heads) < 1:
+            raise BadModel(f"{hyper.arch}.attention.head_count: {heads} on {kv_heads} of keys in layer {layer}")
     head_dim = hyper.integer("attention.key_length", hyper.integer("embedding_length") // heads, high=1 << 12)
     return Attention(
-        heads=heads, kv_heads=hyper.integer("attention.head_count_kv", heads), head_dim=head_dim,
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         value_dim=hyper.integer("attention.value_length", head_dim, high=1 << 12), scale=head_dim**-0.5,
         eps=hyper.number("attention.layer_norm_rms_epsilon", low=0.0),
         rope=rope_spec(hyper, hyper.integer("rope.dimension_count", head_dim, high=head_dim), adjacent=adjacent,

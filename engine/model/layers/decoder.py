@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.backend.base import Activation, Attention, Backend, DeltaNet, Mla, Moe, Weights
+from engine.backend.base import Activation, Attention, Backend, DeltaNet, Mla, Moe, ShortConv, Weights
 from engine.errors import BadModel
 from engine.model.base import Hyper, Tensors, routed_experts
 from engine.model.layers.attention import attention_weights
@@ -16,6 +16,7 @@ from engine.model.layers.mla import mla_weights
 
 DENSE = {"gate": "ffn_gate.weight", "up": "ffn_up.weight", "down": "ffn_down.weight"}
 _SHARED = {"gate_shared": "ffn_gate_shexp.weight", "up_shared": "ffn_up_shexp.weight", "down_shared": "ffn_down_shexp.weight"}
+_SHORT_CONV = {"input": "shortconv.in_proj.weight", "conv": "shortconv.conv.weight", "output": "shortconv.out_proj.weight"}
 _SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 
 
@@ -23,7 +24,7 @@ _SHARED_GATE = {"router_shared": "ffn_gate_inp_shexp.weight"}
 class DecoderLayer:
     """What one layer is."""
 
-    attention: Attention | Mla | DeltaNet
+    attention: Attention | Mla | DeltaNet | ShortConv
     moe: Moe | None = None  # None: a dense feed-forward
     activation: Activation = "swiglu"  # of a dense one
     head_norms: bool = False  # queries and keys are normed
@@ -34,15 +35,16 @@ class DecoderLayer:
 
 
 def decoder(backend: Backend, hyper: Hyper, tensors: Tensors, layers: Sequence[DecoderLayer], *,
-            embedding_scale: float = 1.0, logit_scale: float = 1.0, soft_cap: float = 0.0) -> None:
+            embedding_scale: float = 1.0, logit_scale: float = 1.0, soft_cap: float = 0.0,
+            output_norm: str = "output_norm") -> None:
     """Record the whole trunk."""
     embedding, output = tensors["token_embd.weight"], tensors.head()
     if output.shape != embedding.shape:
         raise BadModel(f"{output.name}: its shape is {output.shape}, that of {embedding.name} is {embedding.shape}")
-    x = backend.embed(embedding, scale=embedding_scale)
+    x, eps = backend.embed(embedding, scale=embedding_scale), epsilon(hyper)
     for number, layer in enumerate(layers):
-        x = decoder_layer(backend, x, number, tensors, layer)
-    x = backend.norm(x, tensors["output_norm.weight"], eps=epsilon(hyper))
+        x = decoder_layer(backend, x, number, tensors, layer, eps=eps)
+    x = backend.norm(x, tensors[f"{output_norm}.weight"], eps=eps)
     backend.head(x, output, scale=logit_scale, soft_cap=soft_cap)
 
 
@@ -51,9 +53,8 @@ def epsilon(hyper: Hyper) -> float:
     return hyper.number("attention.layer_norm_rms_epsilon", low=0.0)
 
 
-def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer: DecoderLayer) -> Any:
+def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer: DecoderLayer, *, eps: float) -> Any:
     """One layer on the residual stream x f32 [T, D]."""
-    eps = layer.attention.eps
     norms = tensors.block(number, {"attention": "attn_norm.weight", "ffn": f"{layer.ffn_norm}.weight"})
     posts = tensors.block(number, {"attention": "post_attention_norm.weight", "ffn": "post_ffw_norm.weight"}
                           if layer.post_norms else {})
@@ -62,6 +63,8 @@ def decoder_layer(backend: Backend, x: Any, number: int, tensors: Tensors, layer
         y = backend.mla(normed, layer.attention, mla_weights(tensors, number))
     elif isinstance(layer.attention, DeltaNet):
         y = backend.delta_net(normed, layer.attention, layer.delta_net_weights(tensors, number))
+    elif isinstance(layer.attention, ShortConv):
+        y = backend.short_conv(normed, layer.attention, tensors.block(number, _SHORT_CONV))
     else:
         weights = attention_weights(tensors, number, layer.attention, head_norms=layer.head_norms)
         y = backend.attention(normed, layer.attention, weights)

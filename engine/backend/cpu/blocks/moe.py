@@ -18,13 +18,16 @@ def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
     plan = _plan(b, spec, ids)
 
     width = w["down_exps"].shape[-1]
-    gate, up = (b.rows(f"expert_{part}", width, per_token=k) for part in ("gate", "up"))
+    gate = up = b.rows("expert_up", width, per_token=k)
+    if spec.activation != "squared_relu":
+        gate = b.rows("expert_gate", width, per_token=k)
     if "gate_up_exps" in w:
         fused = w["gate_up_exps"]
         b.linear(x, fused, gate, groups=plan, row_range=(0, width), barrier=False)
         b.linear(x, fused, up, groups=plan, row_range=(width, 2 * width))
     else:
-        b.linear(x, w["gate_exps"], gate, groups=plan, barrier=False)
+        if "gate_exps" in w:
+            b.linear(x, w["gate_exps"], gate, groups=plan, barrier=False)
         b.linear(x, w["up_exps"], up, groups=plan)
     biases = (w["gate_exps_bias"], w["up_exps_bias"], ids) if "gate_exps_bias" in w else None
     hidden = activate(b, gate, up, "expert_hidden", spec.activation, biases=biases)
@@ -32,7 +35,7 @@ def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
 
     shared = shared_gate = None
     if "down_shared" in w:
-        parts = {role: w[f"{role}_shared"] for role in ("gate", "up", "down")}
+        parts = {role: w[f"{role}_shared"] for role in ("gate", "up", "down") if f"{role}_shared" in w}
         shared = feed_forward(b, x, parts, name="shared", activation=spec.activation)
         if "router_shared" in w:
             shared_gate = b.linear(x, _as_matrix(w["router_shared"]), b.rows("shared_gate", 1))
@@ -77,10 +80,11 @@ def _plan(b, spec: base.Moe, ids: np.ndarray) -> tuple[int, int]:
 
 
 def feed_forward(b, x, w: base.Weights, *, name: str, activation: base.Activation):
-    """down · activation(gate · x, up · x)."""
-    width = w["gate"].shape[0]
-    gate, up = b.rows(f"{name}_gate", width), b.rows(f"{name}_up", width)
-    b.linear(x, w["gate"], gate, barrier=False)
+    """down · activation(gate · x, up · x), or activation(up · x) where there is no gate."""
+    width = w["up"].shape[0]
+    gate = up = b.rows(f"{name}_up", width)
+    if "gate" in w:
+        gate = b.linear(x, w["gate"], b.rows(f"{name}_gate", width), barrier=False)
     b.linear(x, w["up"], up)
     hidden = activate(b, gate, up, f"{name}_hidden", activation)
     return b.linear(hidden, w["down"], b.rows(f"{name}_out", w["down"].shape[0]))
