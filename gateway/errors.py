@@ -114,5 +114,12 @@ class EngineFailed(ApiError):
     code = "engine_failed"
 
 
+class ToolNotCalled(ApiError):
+    """The request demanded a call, and the model did not make it."""
+
+    status = 502
+    code = "tool_not_called"
+
+
 class InternalError(ApiError):
     code = "internal_error"

@@ -36,6 +36,27 @@ class TextDelta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class ToolCallStart(msgspec.Struct, frozen=True):
+    """A call begins; the index counts the calls of one reply."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True):
+    """More of a call's arguments, a JSON object as text."""
+
+    index: int
+    text: str
+
+
+class ToolCallEnd(msgspec.Struct, frozen=True):
+    """The call is whole."""
+
+    index: int
+
+
 class Timings(msgspec.Struct, frozen=True):
     """Counts and times of one request; every rate is finite."""
 
@@ -88,7 +109,8 @@ class Finished(msgspec.Struct, frozen=True):
     timings: Timings
 
 
-ReplyEvent: TypeAlias = PromptProgress | TextDelta | Finished
+ToolCallEvent: TypeAlias = ToolCallStart | ToolCallArguments | ToolCallEnd
+ReplyEvent: TypeAlias = PromptProgress | TextDelta | ToolCallEvent | Finished
 
 
 def _ratio(amount: float, per: float) -> float:

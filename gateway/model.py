@@ -13,8 +13,11 @@ from engine.protocol import Sampling
 from gateway.chat import history
 from gateway.chat.request import ChatRequest, sampling_defaults
 from gateway.chat.template import ChatTemplate, RenderedPrompt, TemplateError
+from gateway.chat.tools import refuse_without_format
 from gateway.errors import InvalidRequest
 from gateway.parsing.reasoning import ThinkingTags
+from gateway.parsing.tools.blocks import ToolCallParser
+from gateway.parsing.tools.formats import tool_format, tool_parser
 from gateway.text.pretokenize import PATTERNS
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.vocabulary import METADATA_ARRAYS, Vocabulary, VocabularyError
@@ -44,6 +47,11 @@ class ServedModel:
     def vocabulary(self) -> Vocabulary:
         return self.tokenizer.vocabulary
 
+    def tool_parser(self, request: ChatRequest) -> ToolCallParser | None:
+        """What finds the calls in a reply; None if there are none to find."""
+        read = tool_format(self.template.source)
+        return tool_parser(read, request.tool_use.tools) if read is not None and request.tool_use.tools else None
+
     def prompt(self, request: ChatRequest, *, begun: str = "") -> Prompt:
         """Render and tokenize; slow for long histories, so call it on a worker thread. `begun`: how the reply begins."""
         rendered = self.render(request)
@@ -56,13 +64,15 @@ class ServedModel:
     def render(self, request: ChatRequest) -> RenderedPrompt:
         """The prompt as text, in the first form of the history that the template takes."""
         turns = history.as_sent(request.messages)
+        if tool_format(self.template.source) is None:
+            refuse_without_format(request.tool_use, turns)
         forms = [turns, history.alternating(turns), history.without_system(turns)]
         if history.has_late_system(turns) and not self.template.shows_late_system:
             del forms[0]
         refusal = ""
         for form in forms:
             try:
-                return self.template.render(form, variables=request.template_variables)
+                return self.template.render(form, variables=request.template_variables, tools=request.tool_use.tools)
             except TemplateError as error:
                 refusal = refusal or str(error)
         raise InvalidRequest(refusal, param="messages")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.chat.request import Message
+from gateway.chat.tools import calls_as_shown
 from gateway.errors import InvalidRequest, Unsupported
 
 _SEPARATOR = "\n\n"
@@ -21,11 +22,16 @@ def as_sent(messages: list[Message]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         content = _text(message, index)
-        if message.role == "assistant" and not content and not message.reasoning_content:
+        if message.role == "assistant" and not (content or message.reasoning_content or message.tool_calls):
             continue
         turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
         if message.role == "assistant" and message.reasoning_content:
             turn["reasoning_content"] = message.reasoning_content
+        if message.tool_calls:
+            turn["tool_calls"] = calls_as_shown(message.tool_calls, f"messages[{index}].tool_calls")
+        if message.role == "tool":
+            given = {"tool_call_id": message.tool_call_id, "name": message.name}
+            turn |= {key: value for key, value in given.items() if value is not None}
         if len(turns) == 1 and turns[0]["role"] == turn["role"] == "system":
             turns[0] = _joined(turns[0], turn)
         else:
@@ -41,13 +47,16 @@ def has_late_system(turns: list[dict[str, Any]]) -> bool:
 
 
 def alternating(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same turns for a strict template: system texts first and joined, then no two neighbours of one role."""
+    """The same turns for a strict template: system texts first and joined, then no two neighbours of one role.
+
+    Results of tools stay apart, and so does what follows a call.
+    """
     system = [turn["content"] for turn in turns if turn["role"] == "system" and turn["content"]]
     merged: list[dict[str, Any]] = []
     for turn in turns:
         if turn["role"] == "system":
             continue
-        if merged and merged[-1]["role"] == turn["role"]:
+        if merged and merged[-1]["role"] == turn["role"] != "tool" and "tool_calls" not in merged[-1]:
             merged[-1] = _joined(merged[-1], turn)
         else:
             merged.append(dict(turn))
@@ -65,7 +74,7 @@ def without_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    result = dict(first)
+    result = {**second, **first}
     for key in ("content", "reasoning_content"):
         texts = [text for text in (first.get(key), second.get(key)) if text]
         if texts or key == "content":

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, MAX_TOP_K, Sampling
+from gateway.chat.tools import Tool, ToolCall, ToolChoice, ToolUse, tool_use
 from gateway.errors import InvalidRequest, Unsupported
 from gateway.text.stops import MAX_STOPS
 
@@ -37,7 +38,9 @@ class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
     function_call: Any = None
 
 
@@ -68,7 +71,9 @@ class ChatBody(msgspec.Struct):
     repetition_penalty: float | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
@@ -88,6 +93,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     top_logprobs: int | None  # None: no log-probabilities wanted
     template_variables: dict[str, Any]
     model: str | None
+    tool_use: ToolUse = ToolUse()
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
@@ -115,6 +121,7 @@ def parse_chat_request(body: bytes, defaults: Sampling) -> ChatRequest:
         top_logprobs=_top_logprobs(chat),
         template_variables=_template_variables(chat),
         model=chat.model,
+        tool_use=tool_use(chat.tools, chat.tool_choice, parallel=chat.parallel_tool_calls is not False),
     )
 
 
@@ -145,14 +152,14 @@ def _candidates(top_k: int) -> int:
 
 
 def _refuse_unsupported(chat: ChatBody) -> None:
-    if chat.tools or chat.functions:
-        raise Unsupported("tools are not supported by this server", param="tools" if chat.tools else "functions")
+    if chat.functions:
+        raise Unsupported("functions are not supported by this server; tools are", param="functions")
     for index, message in enumerate(chat.messages):
-        if message.role in ("tool", "function") or message.tool_calls or message.function_call:
-            raise Unsupported(
-                f"messages[{index}] belongs to a tool call; tools are not supported by this server",
-                param=f"messages[{index}]",
-            )
+        path = f"messages[{index}]"
+        if message.role == "function" or message.function_call:
+            raise Unsupported(f"{path} belongs to a function call; tools are supported instead", param=path)
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", param=f"{path}.tool_calls")
     if chat.n is not None and chat.n != 1:
         raise Unsupported("n must be 1: this server gives one reply a request", param="n")
     if chat.response_format is not None and chat.response_format.get("type") != "text":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,20 +76,25 @@ class ChatTemplate:
             source = CHATML if "<|im_start|>" in vocabulary.ids and "<|im_end|>" in vocabulary.ids else PLAIN
         return cls(source, vocabulary)
 
-    def render(self, messages: list[dict[str, Any]], *, variables: Mapping[str, Any] | None = None) -> RenderedPrompt:
-        """The prompt up to where the assistant's turn begins."""
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> RenderedPrompt:
+        """The prompt up to where the assistant's turn begins. Tools and calls are in OpenAI's shape, arguments as objects."""
         variables = dict(variables or {})
-        mark = _unused_character(_strings([messages, variables]))
-        guarded = [self._guard_message(message, mark) for message in messages]
-        context = {
-            **self._globals,
-            "tools": None,
-            "documents": None,
-            **_map_strings(variables, lambda text: self._break_all(text, mark)),
-            "messages": guarded,
-            "add_generation_prompt": True,
-        }
         try:
+            mark = _unused_character(_strings([messages, variables, tools]))
+            context = {
+                **self._globals,
+                "documents": None,
+                **_map_strings(variables, lambda text: self._break_all(text, mark)),
+                "tools": [self._guard_function(tool, "parameters", mark) for tool in tools] or None,
+                "messages": [self._guard_message(message, mark) for message in messages],
+                "add_generation_prompt": True,
+            }
             text = self._template.render(context)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses this conversation: {error}") from error
@@ -110,9 +115,25 @@ class ChatTemplate:
     def _guard_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         # The assistant's own turns may hold thinking tags, which templates look for; control tokens never.
         breaker = self._break_controls if message["role"] == "assistant" else self._break_all
-        return {
+        guarded = {
             key: value if key == "role" else _map_strings(value, lambda text: breaker(text, mark))
             for key, value in message.items()
+            if key != "tool_calls"
+        }
+        if "tool_calls" in message:
+            guarded["tool_calls"] = [self._guard_function(call, "arguments", mark) for call in message["tool_calls"]]
+        return guarded
+
+    def _guard_function(self, outer: dict[str, Any], free: str, mark: str) -> dict[str, Any]:
+        """A tool or a call: under `free` the request may have keys of its own, which are guarded like its texts."""
+
+        def breaker(text: str) -> str:
+            return self._break_all(text, mark)
+
+        function = {key: _map_strings(value, breaker, keys=key == free) for key, value in outer["function"].items()}
+        return {
+            **_map_strings({key: value for key, value in outer.items() if key != "function"}, breaker),
+            "function": function,
         }
 
 
@@ -172,14 +193,14 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """The same structure with every string changed. The keys of the outermost mapping are the caller's own."""
+def _map_strings(value: Any, change: Callable[[str], str], *, keys: bool = False) -> Any:
+    """The same structure with every string changed; keys of mappings only if `keys`."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _map_strings(item, change) for key, item in value.items()}
+        return {change(key) if keys else key: _map_strings(item, change, keys=keys) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_map_strings(item, change) for item in value]
+        return [_map_strings(item, change, keys=keys) for item in value]
     return value
 
 

@@ -35,6 +35,26 @@ STRICT_TEMPLATE = """\
 <|im_start|>assistant
 """
 
+TOOL_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<tool_call>
+<function=NAME>
+<parameter=P>
+VALUE
+</parameter>
+</function>
+</tool_call><|im_end|>
+{% endif -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }}:
+{%- for key, value in c.function.arguments.items() %} {{ key }}={{ value | tojson }}{% endfor %}]{% endfor %}
+{%- if m.tool_call_id %}[for {{ m.tool_call_id }}]{% endif %}<|im_end|>
+{% endfor -%}
+<|im_start|>assistant
+"""
+
 
 def vocabulary(*, thinking: bool = False, template: str | None = None) -> dict[str, Any]:
     """The tokenizer metadata; the first 256 ids are the 256 bytes."""

@@ -76,13 +76,12 @@ def test_wrong_fields_are_named(fields: dict[str, Any], path: str) -> None:
     ("fields", "path"),
     [
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0]"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], path: str) -> None:

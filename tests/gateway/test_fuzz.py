@@ -18,7 +18,7 @@ from gateway.apis.llamacpp.request import CompletionBody
 from gateway.apis.llamacpp.tokens import DetokenizeBody, TokenizeBody
 from gateway.chat.request import ChatBody
 from tests.gateway.harness import GatewayProcess, running_gateway
-from tests.gateway.model_file import CONTROL, vocabulary, write_model_file
+from tests.gateway.model_file import CONTROL, TOOL_TEMPLATE, vocabulary, write_model_file
 
 Check = Callable[[int, Any], None]
 
@@ -53,9 +53,13 @@ CHAT = {
     "messages": [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "q"}]},
-        {"role": "assistant", "content": "a", "reasoning_content": "r"},
+        {"role": "assistant", "content": "a", "reasoning_content": "r",
+         "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "\\u00e9"}'}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "t"},
         {"role": "user", "content": "q"},
     ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": TOOL["input_schema"]}}],
+    "tool_choice": "auto", "parallel_tool_calls": True,
     "stop": ["x"], "max_tokens": 5, "temperature": 0.5, "seed": 1, "stream_options": {"include_usage": True},
     "logprobs": True, "top_logprobs": 1, "chat_template_kwargs": {"enable_thinking": True},
 }  # fmt: skip
@@ -76,6 +80,8 @@ COMPLETION = {
 }  # fmt: skip
 INFILL = {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "t", "filename": "f"}], "n_predict": 5}
 
+CALL = "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"
+
 ROUTES = [
     Route("/v1/chat/completions", ChatBody, openai_error, CHAT),
     Route("/v1/messages", MessagesBody, anthropic_error, MESSAGES),
@@ -92,14 +98,14 @@ BY_PATH = pytest.mark.parametrize("route", ROUTES, ids=[route.path for route in 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with every route, infill too. At its end it must have failed at nothing, and be free."""
-    metadata = vocabulary(thinking=True)
+    metadata = vocabulary(thinking=True, template=TOOL_TEMPLATE)
     names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *names]
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *[CONTROL] * len(names)]
     directory = tmp_path_factory.mktemp("fuzz")
     with running_gateway(directory, model=write_model_file(directory / "coder.gguf", metadata)) as gateway:
         gateway.wait_ready()
-        gateway.play(["progress", 1, 2], ["text", "<think>a</think>é\n", 0], ["token", 319], ["done", "stop"])
+        gateway.play(["progress", 1, 2], ["text", "<think>a</think>é\n" + CALL, 0], ["token", 319], ["done", "stop"])
         yield gateway
         assert not [line for line in gateway.log if "Traceback" in line or "failed" in line]
         health = gateway.request("GET", "/health").json()

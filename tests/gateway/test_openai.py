@@ -237,7 +237,8 @@ def test_a_cap_beyond_the_context_is_fine(gateway: GatewayProcess) -> None:
     ("fields", "param"),
     [
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),  # this template shows none
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"stop": 5}, "stop"),
         ({"temperature": "hot"}, "temperature"),
         (

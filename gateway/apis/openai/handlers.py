@@ -19,7 +19,7 @@ from engine.protocol import Gen
 from gateway.apis.openai.shapes import ChunkWriter, ReplyWriter, error_body
 from gateway.chat.request import ChatRequest, parse_chat_request
 from gateway.errors import ApiError, ContextLengthExceeded, InternalError
-from gateway.events import Finished, PromptProgress, ReplyEvent, TextDelta
+from gateway.events import Finished, PromptProgress, ReplyEvent, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from gateway.model import Prompt, ServedModel
 from gateway.reply import ReplyAssembler, stream_reply
 from gateway.service import Service
@@ -74,6 +74,8 @@ class OpenAIHandlers:
             stop_ids=process.stop_ids,
             tags=model.tags,
             thinking_opened=prompt.thinking_opened,
+            tools=model.tool_parser(chat),
+            one_call=not chat.tool_use.parallel,
         )
         events = stream_reply(self._service.client, _gen(chat, prompt), assembler)
         if chat.stream:
@@ -92,7 +94,10 @@ class OpenAIHandlers:
                 match event:
                     case TextDelta():
                         writer.add(event)
+                    case ToolCallStart() | ToolCallArguments():
+                        writer.add_call(event)
                     case Finished():
+                        chat.tool_use.check(writer.called)
                         return json_response(writer.whole(event))
         raise InternalError("the reply ended without its last event")
 
@@ -112,10 +117,15 @@ class OpenAIHandlers:
                     match event:
                         case TextDelta():
                             await stream.send(writer.text(event))
+                        case ToolCallStart() | ToolCallArguments():
+                            await stream.send(writer.call(event))
                         case Finished():
+                            chat.tool_use.check(writer.called)
                             await stream.send(writer.finish(event))
                             for chunk in writer.usage(event):
                                 await stream.send(chunk)
+                        case ToolCallEnd():
+                            pass  # the next index, or the finish, says so
                         case PromptProgress() | None:
                             await stream.keep_alive()
         except ApiError as error:

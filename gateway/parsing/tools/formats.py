@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from gateway.parsing.tools import hermes_json, qwen_xml
@@ -22,7 +22,7 @@ def tool_format(template: str) -> ToolFormat | None:
     return next((read for words, read in _FORMATS if all(word in template for word in words)), None)
 
 
-def tool_parser(read: ToolFormat, tools: list[dict[str, Any]]) -> ToolCallParser:
+def tool_parser(read: ToolFormat, tools: Iterable[dict[str, Any]]) -> ToolCallParser:
     """A parser for one reply to a request that offers these tools (in OpenAI's shape)."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     return ToolCallParser(lambda inside: read(inside, schemas))
