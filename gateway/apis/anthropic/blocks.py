@@ -25,7 +25,7 @@ class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thin
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    input: Any = None
+    input: dict[str, Any] | None = None
 
 
 class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):

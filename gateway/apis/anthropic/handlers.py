@@ -20,7 +20,7 @@ from engine.protocol import MAX_INT, Gen
 from gateway.apis.anthropic.request import MessagesRequest, parse_messages
 from gateway.apis.anthropic.shapes import EventWriter, error_body, folded, in_own_words
 from gateway.errors import ApiError, ContextLengthExceeded, InternalError
-from gateway.events import Finished, PromptProgress, ReplyEvent, TextDelta
+from gateway.events import Finished, PromptProgress, ReplyEvent, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from gateway.model import Prompt, ServedModel
 from gateway.reply import ReplyAssembler, stream_reply
 from gateway.service import Service
@@ -70,6 +70,7 @@ class AnthropicHandlers:
                 model=wanted.chat.model or model.name,
                 prompt_tokens=len(prompt.tokens),
                 shows_thinking=wanted.shows_thinking,
+                tool_use=wanted.chat.tool_use,
             )
             events = self._events(wanted, model, prompt, process.stop_ids)
             if wanted.chat.stream:
@@ -86,6 +87,8 @@ class AnthropicHandlers:
             stop_ids=stop_ids,
             tags=model.tags,
             thinking_opened=prompt.thinking_opened,
+            tools=model.tool_parser(chat),
+            one_call=not chat.tool_use.parallel,
         )
         max_new = MAX_INT if chat.max_tokens is None else min(chat.max_tokens, MAX_INT)
         gen = Gen(max_new=max_new, tokens=prompt.tokens, sampling=chat.sampling)
@@ -105,9 +108,14 @@ def _written(writer: EventWriter, event: ReplyEvent) -> list[Json]:
     match event:
         case TextDelta():
             return writer.text(event)
+        case ToolCallStart():
+            return writer.call(event.id, event.name)
+        case ToolCallArguments():
+            return writer.arguments(event.text)
         case Finished():
+            writer.tool_use.check(writer.called)
             return writer.finish(event)
-        case PromptProgress():
+        case PromptProgress() | ToolCallEnd():
             return []
     return []
 

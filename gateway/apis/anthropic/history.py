@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from gateway.apis.anthropic.blocks import Block, RedactedThinkingBlock, TextBlock, ThinkingBlock, Turn
+from collections.abc import Sequence
+
+from gateway.apis.anthropic.blocks import (
+    Block,
+    RedactedThinkingBlock,
+    Result,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
 from gateway.chat.request import Message
+from gateway.chat.tools import CalledFunction, ToolCall
 from gateway.errors import InvalidRequest, Unsupported
 
 _SEPARATOR = "\n\n"
@@ -28,9 +40,9 @@ def messages_of(system: str | list[TextBlock] | None, turns: list[Turn]) -> tupl
     if turns[-1].role != "assistant":
         return messages, ""
     begun = messages.pop()
-    if begun.reasoning_content:
-        last = len(turns) - 1
-        raise Unsupported(f"messages[{last}]: a reply that is begun cannot hold thinking", param=f"messages[{last}].content")
+    if begun.reasoning_content or begun.tool_calls:
+        path = f"messages[{len(turns) - 1}].content"
+        raise Unsupported(f"{path}: a reply that is begun cannot hold thinking or calls", param=path)
     return messages, str(begun.content or "")
 
 
@@ -52,13 +64,16 @@ def _messages(turn: Turn, path: str) -> list[Message]:
     match turn.role:
         case "assistant":
             return [_assistant(turn.content, path)]
-        case _:
-            return [Message(role=turn.role, content=_joined(turn.content, path))]
+        case "user":
+            return _user(turn.content, path)
+        case "system":
+            return [Message(role="system", content=_joined(turn.content, path))]
 
 
 def _assistant(blocks: list[Block], path: str) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
+    calls: list[ToolCall] = []
     for index, block in enumerate(blocks):
         match block:
             case TextBlock():
@@ -67,16 +82,48 @@ def _assistant(blocks: list[Block], path: str) -> Message:
                 thoughts.append(block.thinking)
             case RedactedThinkingBlock():
                 continue  # it is nothing but a cipher text
+            case ToolUseBlock():
+                calls.append(ToolCall(CalledFunction(block.name, block.input), id=block.id))
             case _:
                 raise _refusal(block, f"{path}[{index}]")
     return Message(
         role="assistant",
         content="".join(texts),
         reasoning_content=_SEPARATOR.join(thought for thought in thoughts if thought) or None,
+        tool_calls=calls or None,
     )
 
 
-def _joined(blocks: list[Block], path: str) -> str:
+def _user(blocks: list[Block], path: str) -> list[Message]:
+    """Texts and results of tools as messages of their own, in the order in which they stand."""
+    messages: list[Message] = []
+    texts: list[str] = []
+
+    def end_text() -> None:
+        if text := "\n".join(text for text in texts if text):
+            messages.append(Message(role="user", content=text))
+        texts.clear()
+
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                end_text()
+                content = _result(block, f"{path}[{index}].content")
+                messages.append(Message(role="tool", tool_call_id=block.tool_use_id, content=content))
+            case _:
+                raise _refusal(block, f"{path}[{index}]")
+    end_text()
+    return messages or [Message(role="user", content="")]
+
+
+def _result(block: ToolResultBlock, path: str) -> str:
+    text = block.content or "" if not isinstance(block.content, list) else _joined(block.content, path)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _joined(blocks: Sequence[Block | Result], path: str) -> str:
     texts = []
     for index, block in enumerate(blocks):
         if not isinstance(block, TextBlock):
@@ -85,6 +132,6 @@ def _joined(blocks: list[Block], path: str) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _refusal(block: Block, path: str) -> Unsupported:
+def _refusal(block: Block | Result, path: str) -> Unsupported:
     kind = block.__struct_config__.tag
     return Unsupported(f"{path} is of type {kind!r}, which cannot be given to this model here", param=path)

@@ -13,6 +13,7 @@ import msgspec
 from engine.protocol import MAX_TEMPERATURE, MAX_TOP_K, Sampling
 from gateway.apis.anthropic.blocks import TextBlock, Turn
 from gateway.apis.anthropic.history import messages_of
+from gateway.apis.anthropic.tools import Tool, ToolChoice, use_of
 from gateway.bodies import decode_body
 from gateway.chat.request import ChatRequest
 from gateway.errors import InvalidRequest, Unsupported
@@ -50,8 +51,8 @@ class MessagesBody(msgspec.Struct):
     top_k: int | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     mcp_servers: list[Any] | None = None
     container: Any = None
 
@@ -83,6 +84,7 @@ def parse_messages(body: bytes, defaults: Sampling, *, counting: bool = False) -
         top_logprobs=None,
         template_variables=_template_variables(given),
         model=given.model,
+        tool_use=use_of(given.tools, given.tool_choice),
     )
     return MessagesRequest(chat, begun, shows_thinking=given.thinking is None or given.thinking.display != "omitted")
 
@@ -93,7 +95,7 @@ _decoder = msgspec.json.Decoder(MessagesBody)
 def _refuse_unsupported(given: MessagesBody) -> None:
     if given.output_config is not None and given.output_config.format is not None:
         raise Unsupported("output_config.format is not supported by this server", param="output_config.format")
-    for name in ("tools", "mcp_servers", "container"):
+    for name in ("mcp_servers", "container"):
         if getattr(given, name):
             raise Unsupported(f"{name} is not supported by this server", param=name)
 

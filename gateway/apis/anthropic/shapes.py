@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
+from gateway.chat.tools import ToolUse
 from gateway.errors import ApiError, ContextLengthExceeded, EngineFailed, InternalError, InvalidRequest, Unavailable
 from gateway.events import Finished, TextDelta
 from gateway.parsing.reasoning import Channel
@@ -62,13 +65,18 @@ def error_body(error: ApiError) -> Json:
 class EventWriter:
     """The events of one streamed message."""
 
-    def __init__(self, *, message_id: str, model: str, prompt_tokens: int, shows_thinking: bool) -> None:
+    def __init__(
+        self, *, message_id: str, model: str, prompt_tokens: int, shows_thinking: bool, tool_use: ToolUse
+    ) -> None:
         self._id = message_id
         self._model = model
         self._prompt_tokens = prompt_tokens
         self._shows_thinking = shows_thinking
+        self.tool_use = tool_use
+        self.called: list[str] = []  # names
         self._next_index = 0
         self._open: str | None = None  # the type of the block that is open
+        self._arguments_sent = False  # any, of the call that is open
 
     def start(self) -> list[Json]:
         """The message begins; what came from the cache is not known yet."""
@@ -97,9 +105,29 @@ class EventWriter:
             self._delta({"type": "text_delta", "text": delta.text}),
         ]
 
+    def call(self, call_id: str, name: str) -> list[Json]:
+        """A tool call begins."""
+        call_id = "toolu_" + call_id.removeprefix("call_")
+        events = self._opened("tool_use", {"type": "tool_use", "id": call_id, "name": name, "input": {}}, anew=True)
+        self._arguments_sent = False
+        self.called.append(name)
+        return events
+
+    def arguments(self, text: str) -> list[Json]:
+        """More of the JSON of its arguments."""
+        if not text:
+            return []
+        self._arguments_sent = True
+        return [self._delta({"type": "input_json_delta", "partial_json": text})]
+
     def finish(self, finished: Finished) -> list[Json]:
         """The message ends."""
-        reason = "max_tokens" if finished.reason == "length" else "end_turn" if finished.stop is None else "stop_sequence"
+        if finished.reason == "length":
+            reason = "max_tokens"
+        elif finished.stop is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if self.called else "end_turn"
         return [
             *self._closed(),
             {
@@ -114,9 +142,9 @@ class EventWriter:
             {"type": "message_stop"},
         ]
 
-    def _opened(self, kind: str, block: Json) -> list[Json]:
-        """The events after which a block of this type is open."""
-        if self._open == kind:
+    def _opened(self, kind: str, block: Json, *, anew: bool = False) -> list[Json]:
+        """The events after which a block of this type is open; `anew`: not the one that may be open already."""
+        if self._open == kind and not anew:
             return []
         events = self._closed()
         self._open = kind
@@ -126,8 +154,12 @@ class EventWriter:
         """The events after which no block is open."""
         if self._open is None:
             return []
-        signature = [self._delta({"type": "signature_delta", "signature": _SIGNATURE})] if self._open == "thinking" else []
-        events = [*signature, {"type": "content_block_stop", "index": self._next_index}]
+        events = []
+        if self._open == "thinking":
+            events.append(self._delta({"type": "signature_delta", "signature": _SIGNATURE}))
+        elif self._open == "tool_use" and not self._arguments_sent:
+            events.append(self._delta({"type": "input_json_delta", "partial_json": "{}"}))
+        events.append({"type": "content_block_stop", "index": self._next_index})
         self._open = None
         self._next_index += 1
         return events
@@ -137,7 +169,12 @@ class EventWriter:
 
 
 # Where the text of a delta belongs in its block.
-_DELTA_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTA_FIELDS = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
 
 
 def folded(events: Iterable[Json]) -> Json:
@@ -158,7 +195,19 @@ def folded(events: Iterable[Json]) -> Json:
                 message |= event["delta"] | {"usage": event["usage"]}
     for block, fields in zip(message["content"], texts, strict=True):
         block.update((field, "".join(pieces)) for field, pieces in fields.items())
+    message["content"] = [block for block in message["content"] if _with_input(block)]
     return message
+
+
+def _with_input(block: Json) -> bool:
+    """Give a tool call its arguments; false for one that was cut off, which nobody may carry out."""
+    if block["type"] != "tool_use":
+        return True
+    try:
+        block["input"] = msgspec.json.decode(block.pop("partial_json"))
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _usage(prompt_tokens: int, *, cached_tokens: int, output_tokens: int) -> Json:
