@@ -100,4 +100,4 @@ _BLOCKS = replace(
     ssm_state=64,
 )  # fmt: skip
 PLAIN = Recipe(architecture="nemotron_h_moe", tiny=_SIZES, metadata=_metadata, tensors=_tensors, blocks=_BLOCKS)
-LATENT = replace(PLAIN, tiny=replace(_SIZES, latent=40), blocks=replace(_BLOCKS, latent=256))
+LATENT = replace(PLAIN, tiny=replace(_SIZES, latent=40, ssm_dim=64), blocks=replace(_BLOCKS, latent=256))
