@@ -8,7 +8,7 @@ def reason_without() -> str | None:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        return f"the package cuda-bindings is not there ({error}); pip install 'terrace[cuda]'"
+        return f"the package cuda-bindings is not there ({error}); pip install -e '.[cuda]'"
     try:
         status, = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:
