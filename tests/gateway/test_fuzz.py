@@ -70,7 +70,10 @@ MESSAGES = {
         {"role": "user", "content": [{"type": "text", "text": "q"}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "a"}]},
         {"role": "user", "content": "q"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "i", "name": "f", "input": {"x": "y"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "r"}]}]},
     ],
+    "tools": [TOOL], "tool_choice": {"type": "auto"},
     "stop_sequences": ["x"], "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"},
     "temperature": 0.5, "top_k": 3, "metadata": {"user_id": "u"},
 }  # fmt: skip
