@@ -1,4 +1,5 @@
 // Float weights (F32, F16, BF16): products with a window's tokens, and embeddings. A warp takes a row.
+#include "logits.cuh"
 #include "rounding.cuh"
 #include "window.cuh"
 
@@ -38,15 +39,8 @@ struct FloatMatvecArguments {
     float* out;  // [T, rows]
     i64 accumulate;
     double scale, soft_cap;
-    u64* best;  // as in matvec.cu
+    u64* best;  // as `ranked` says
 };
-
-DEVICE u64 ranked(float v, i64 row) {
-    u32 bits = float_to_bits(v);
-    if ((bits & 0x7F800000u) == 0x7F800000u) return ~(u64)0;
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return ((u64)bits << 32) | (0xFFFFFFFFu - (u32)row);
-}
 
 // Block (rows, token). The token's row is kept in shared memory.
 KERNEL(float_matvec, 256, FloatMatvecArguments) {

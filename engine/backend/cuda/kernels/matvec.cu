@@ -5,6 +5,7 @@
 // has more than one group of rows. TOKENS: of a window, at most. SEGMENTS: how many
 // matrices there are; COLUMNS: of each.
 #include "dots.cuh"
+#include "logits.cuh"
 #include "window.cuh"
 
 #ifndef FORMAT
@@ -35,14 +36,6 @@ struct MatvecArguments {
     double scale, soft_cap;  // soft_cap 0: none
     u64* best;       // [T] greatest result and its row, see `ranked`; or null
 };
-
-// a result and its row as one number: greater results first, then lower rows; what is no finite number ranks above all
-DEVICE u64 ranked(float v, i64 row) {
-    u32 bits = float_to_bits(v);
-    if ((bits & 0x7F800000u) == 0x7F800000u) return ~(u64)0;
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return ((u64)bits << 32) | (0xFFFFFFFFu - (u32)row);
-}
 
 // where a group of ROWS rows lies
 struct Place {
