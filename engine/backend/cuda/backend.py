@@ -269,6 +269,7 @@ class CudaBackend:
         self._ready = True
         for tokens in (*WINDOWS, self.max_rows):
             self.run(np.zeros(min(tokens, self.max_context), np.int32), position=0, out_rows=1)
+        list(self.pick_greedily(0, position=0, limit=1, stop_ids=()))
         for entry in self.state:
             entry.array.fill(0)
         for buffer, experts_count in self._usage:
