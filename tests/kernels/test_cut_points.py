@@ -3,10 +3,10 @@ that was read in one go would give, to the bit."""
 
 import numpy as np
 import pytest
-from conftest import open_session
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.conftest import open_session
 from tools.make_tiny_gguf import write_tiny
 from tools.random_model import ARCHITECTURES, RECIPES
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import flash_reference as reference
 import numpy as np
 import pytest
-from conftest import open_session
 from flash_blocks import windows
 
+from tests.kernels.conftest import open_session
 from tools.make_tiny_gguf import write_model, write_tiny
 from tools.random_model import random_model
 
@@ -106,7 +106,7 @@ import sys
 from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-from conftest import open_session
+from tests.kernels.conftest import open_session
 with open_session(Path(sys.argv[2])) as session:
     rows = [session.step(t, logits="all").copy() for t in np.split(np.arange(60, dtype=np.int32), range(8, 60, 8))]
     np.save(sys.argv[3], np.concatenate(rows))

@@ -6,13 +6,13 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from conftest import open_session
 from products import dequantize
 from test_architectures import divergence, read_all
 
 from engine.errors import BadModel
 from engine.gguf import FORMATS, Tensor, open_model
 from packs.gguf_file import Stored, write_gguf
+from tests.kernels.conftest import open_session
 from tools.make_tiny_gguf import write_model
 from tools.random_model import RECIPES, RandomModel, random_model
 from tools.simple_blocks import encode

@@ -1,4 +1,4 @@
-"""Real weights: the default pack beside its float twin, and its first layers in F32 as a mixture and as the dense model.
+"""Real weights: the fetched pack beside its float twin, and its first layers in F32 as a mixture and as the dense model.
 
 The whole bar, over many formats and with the peer in the same run, is tools/fidelity.py; what it wrote down about the pack is
 enough to hold the engine to the same bar here.
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.errors import BadModel
-from packs.manifest import resolve_model
+from packs.manifest import fetched_pack, resolve_model
 from tools.distance import COARSE, coarse, distance, log_softmax
 from tools.fidelity import GOLDEN, MOST_KL_RATIO, MOST_LESS_AGREEMENT, MOST_TWIN_KL, own_logits
 from tools.float_twins import write_float_twins
@@ -27,9 +27,9 @@ def golden():
 
 @pytest.fixture(scope="module")
 def pack(golden) -> Path:
-    """The default pack's file, if it is the one that the golden was made from."""
+    """The fetched pack's file, if it is the one that the golden was made from."""
     try:
-        path = resolve_model(None).model
+        path = resolve_model(fetched_pack()).model
     except BadModel as error:
         pytest.skip(str(error))
     if path.stat().st_size != int(golden["model_bytes"]):
