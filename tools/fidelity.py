@@ -4,7 +4,7 @@
     python -m tools.fidelity --golden      # the mixture's twin and the peer's distance to it, for the test that needs no peer
     python -m tools.fidelity --model FILE.gguf [--write-json FILE]    # any other model, alone
 
-The files are an upcycled mixture (SmolLM2-135M in Q4_1: the default pack), the dense model that it was made from, and what the
+The files are an upcycled mixture (SmolLM2-135M in Q4_1: the fetched pack), the dense model that it was made from, and what the
 peer's quantizer makes of that. A twin is the same file with every weight as F32, by the peer; so a distance to it is what the
 rounding of activations costs. Bars: KL(twin, ours) at most 1.15 times KL(twin, peer), and argmax agreement at most 1.5 points
 less; KL of the twin read by the engine against the peer 1e-9; a mixture of six layers in F32 says what the dense layers say.
@@ -184,16 +184,16 @@ def write_golden(mixture: Path, passages: list[list[int]], *, folder: Path) -> N
 def main() -> int:
     """Command line entry; the exit code is 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mixture", type=Path, help="the upcycled model, a file or pack (default: the default pack)")
+    parser.add_argument("--mixture", type=Path, help="the upcycled model, a file or pack (default: the fetched pack)")
     parser.add_argument("--model", type=Path, metavar="FILE", help="hold this file alone to its twin, none of the cases")
     parser.add_argument("--only", default="", help="comma-separated cases: " + ", ".join(CASES))
     parser.add_argument("--write-json", type=Path, metavar="FILE")
     parser.add_argument("--golden", action="store_true", help=f"write {GOLDEN.name} and end")
     args = parser.parse_args()
-    from packs.manifest import resolve_model
+    from packs.manifest import fetched_pack, resolve_model
     from tools.one_expert import write_dense
 
-    mixture = args.model or resolve_model(args.mixture).model
+    mixture = args.model or resolve_model(args.mixture or fetched_pack()).model
     wanted = [args.model.stem] if args.model else args.only.split(",") if args.only else CASES
     document: dict[str, Any] = {"command": "python -m tools.fidelity " + " ".join(sys.argv[1:]), "cases": {}}
     with tempfile.TemporaryDirectory() as name:

