@@ -49,6 +49,7 @@ class CudaBackend:
         self._operations: list[Operation] = []
         self._ropes: dict[base.Rope, Buffer] = {}
         self._usage: list[tuple[Buffer, int]] = []
+        self._writes: dict[str, list[int]] = {}  # of every buffer of rows, see Rows
         self._head: plain.HeadBlock | None = None
         self._graphs: dict[int | str, object] = {}
         self._ready = False
@@ -131,8 +132,10 @@ class CudaBackend:
         self._operations.append(operation)
 
     def new_rows(self, name: str, width: int) -> Rows:
-        """A handle for rows under a name."""
-        return Rows(self.scratch_rows(name, width), width)
+        """A handle for rows under a name, which are about to be written."""
+        writes = self._writes.setdefault(name, [0])
+        writes[0] += 1
+        return Rows(self.scratch_rows(name, width), width, writes=writes)
 
     def source(self, x: Rows) -> Source:
         """How a product reads rows: through a norm that was put off, or as they are."""
@@ -145,7 +148,9 @@ class CudaBackend:
     def computed(self, x: Rows) -> Buffer:
         """The rows themselves, in memory."""
         if x.normed is not None:
-            rows, _, weight, eps = x.normed
+            rows, writes, weight, eps = x.normed
+            if rows.writes[0] != writes:
+                raise Internal("a norm was put off beyond the next change of its rows")
             self.record(plain.NormBlock(self, rows.buffer, x.width, weight, eps, x.buffer))
             x.normed = None
         x.target = None
@@ -167,7 +172,7 @@ class CudaBackend:
             raise BadModel(f"{weight.name}: has {int(np.prod(weight.shape))} values, its input {x.width}")
         self.computed(x)
         rows = self.new_rows(name, x.width)
-        rows.normed = (x, x.version, self.optional_vector(weight), eps)
+        rows.normed = (x, x.writes[0], self.optional_vector(weight), eps)
         if weight is None:
             self.computed(rows)
         return rows
@@ -176,18 +181,19 @@ class CudaBackend:
         """x + scale * y, in the place of x. The last product of a block adds its result itself."""
         if x.width != y.width:
             raise BadModel(f"rows of {y.width} values cannot be added to rows of {x.width}")
+        self.computed(x)
         if y.target is not None:
             y.target.out, y.target.accumulate, y.target.scale = x.buffer, True, scale
             y.target = None
         else:
             self.record(plain.AddBlock(self, x.buffer, self.computed(y), x.width, 1.0, scale))
-        x.version += 1
+        x.writes[0] += 1
         return x
 
     def scale(self, x: Rows, factor: float) -> Rows:
         """factor * x, in the place of x."""
         self.record(plain.AddBlock(self, self.computed(x), None, x.width, factor, 0.0))
-        x.version += 1
+        x.writes[0] += 1
         return x
 
     def key_value_cache(self, spec: base.Attention, name: str) -> attention.KeyValueCache:

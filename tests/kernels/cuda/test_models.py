@@ -20,7 +20,7 @@ QUANTIZED = {"*_exps.weight": "Q4_0", "*_shexp.weight": "Q4_0", "*attn_?.weight"
 MIXTURES = ("qwen3moe", "qwen2moe", "granitemoe", "olmoe", "gpt-oss", "qwen4exp", "qwen35moe", "gemma4")
 # every expert is chosen, so that no near tie can make two correct readings differ
 MODELS = {name: {"arch": name, "preset": "blocks", "store": QUANTIZED, "experts": 4, "experts_used": 4} for name in MIXTURES}
-MODELS |= {name: {"arch": name} for name in ("llama", "qwen3", "gemma3")}
+MODELS |= {name: {"arch": name} for name in ("llama", "qwen3")}
 
 
 def described(device, path, *, max_rows: int = 8, **settings) -> tuple[CudaBackend, object]:

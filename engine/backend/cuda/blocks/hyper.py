@@ -74,5 +74,5 @@ def read(b, streams: Rows, spec: base.HyperConnection, w: base.Weights) -> tuple
 def write(b, streams: Rows, y: Rows, inject: Rows) -> Rows:
     """Add y f32 [T, D] to every stream, times that stream's weight, in place."""
     b.record(HyperWrite(b, streams.buffer, b.computed(y), inject.buffer, y.width, inject.width))
-    streams.version += 1
+    streams.writes[0] += 1
     return streams

@@ -65,5 +65,5 @@ def ngram(b, streams: Rows, spec: base.NgramTable, w: base.Weights) -> Rows:
         Product(b.weight(w["value"]), b.scratch_rows("ngram_value", wide // spec.streams)),
         {role: b.memory.vector(w[role]) for role in ("norm_key", "norm_query", "norm_conv")},
         b.scratch_rows("ngram_normed", wide), b.memory.array(w["conv"].name, by_tap(w["conv"])), history.buffer))
-    streams.version += 1
+    streams.writes[0] += 1
     return streams
