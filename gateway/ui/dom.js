@@ -51,10 +51,19 @@ export function confirmed({ title, text, action }) {
   $("confirm-title").textContent = title;
   $("confirm-text").textContent = text;
   $("confirm-yes").textContent = action;
-  dialog.returnValue = "";
   dialog.showModal();
+  const form = dialog.querySelector("form");
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    // not at "close", which comes late: by then the next question may stand in the same dialog
+    const submitted = (event) => answer(event.submitter?.value === "yes");
+    const cancelled = () => answer(false);
+    function answer(yes) {
+      form.removeEventListener("submit", submitted);
+      dialog.removeEventListener("cancel", cancelled);
+      resolve(yes);
+    }
+    form.addEventListener("submit", submitted);
+    dialog.addEventListener("cancel", cancelled);
   });
 }
 
