@@ -263,7 +263,6 @@ class CudaBackend:
         if self._ready:
             return
         self._ring = self.device.pinned((_RING,), np.int32)
-        self._host_window = self.device.pinned((1,), WINDOW_DTYPE)
         self.memory.allocate()
         for rope, buffer in self._ropes.items():
             self.device.upload(buffer.address, rotation_table(rope, range(self.max_context)))
