@@ -213,7 +213,7 @@ class CudaBackend:
 
     def feed_forward(self, x: Rows, weights: base.Weights, *, activation: base.Activation = "swiglu") -> Rows:
         """down · activation(gate · x, up · x): f32 [T, D]."""
-        shapes.check_feed_forward(weights, width=x.width)
+        shapes.check_feed_forward(weights, width=x.width, activation=activation)
         block, rows = experts.feed_forward(self, x, weights, name="ffn", activation=activation)
         self.record(block)
         return rows

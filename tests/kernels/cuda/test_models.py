@@ -100,3 +100,13 @@ def test_a_factor_of_a_matrix_is_refused(device, tmp_path):
     with pytest.raises(BadModel, match=r"blk\.0\.attn_q\.scale"):
         CudaBackend(device, max_context=CONTEXT, max_rows=32).weight(replace(tensor, scale=factor))
     files.close()
+
+
+def test_an_activation_without_a_kernel_is_refused(device, tmp_path):
+    files = open_model(write_tiny(tmp_path / "m.gguf", "qwen3")[0])
+    backend = CudaBackend(device, max_context=CONTEXT, max_rows=8)
+    x = backend.embed(files.tensors["token_embd.weight"])
+    parts = {role: files.tensors[f"blk.0.ffn_{role}.weight"] for role in ("up", "down")}
+    with pytest.raises(BadModel, match=r"ffn_down\.weight: the activation squared_relu"):
+        backend.feed_forward(x, parts, activation="squared_relu")
+    files.close()

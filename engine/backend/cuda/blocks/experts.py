@@ -132,8 +132,14 @@ class FeedForwardBlock:
             multiprocessors=b.multiprocessors, accumulate=self.target.accumulate, scale=self.target.scale)
 
 
+def _check_activation(kind: base.Activation, name: str) -> None:
+    if kind not in ACTIVATIONS:
+        raise BadModel(f"{name}: the activation {kind} has no kernel on CUDA yet; use --backend cpu")
+
+
 def feed_forward(b, x, w: base.Weights, *, name: str, activation: base.Activation) -> tuple[FeedForwardBlock, object]:
     """The block, not recorded yet, and its rows f32 [T, D]."""
+    _check_activation(activation, w["down"].name)
     inner = w["gate"].shape[0]
     rows = b.new_rows(f"{name}_out", w["down"].shape[0])
     rows.target = Target(rows.buffer)
@@ -146,6 +152,7 @@ def feed_forward(b, x, w: base.Weights, *, name: str, activation: base.Activatio
 
 def moe(b, x, spec: base.Moe, w: base.Weights, router_input):
     """Record the block on rows x f32 [T, D]: rows f32 [T, D]."""
+    _check_activation(spec.activation, w["down_exps"].name)
     first = w.get("gate_up_exps", w.get("gate_exps"))
     if spec.used > _MOST_USED or spec.groups > _MOST_GROUPS:
         raise BadModel(f"{w['router'].name}: {spec.used} experts of {spec.groups} groups a token: CUDA has at most "
