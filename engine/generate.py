@@ -11,10 +11,11 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.backend.base import Draw
 from engine.errors import BadRequest, BadToken, ContextExceeded, NonFiniteLogits
 from engine.messages import Done, Event, Finish, Gen, Progress, TokenLine
 from engine.sampling.logprobs import log_probabilities
-from engine.sampling.sampler import pick
+from engine.sampling.sampler import has_penalties, pick
 
 
 class SequenceModel(Protocol):
@@ -31,8 +32,10 @@ class SequenceModel(Protocol):
     @property
     def position(self) -> int: ...
     @property
-    def picks_greedily(self) -> bool: ...
-    def pick_greedily(self, token: int, *, limit: int, stop_ids: Sequence[int]) -> Iterator[int]: ...
+    def runs_ahead(self) -> bool: ...
+    def run_ahead(
+        self, token: int, *, limit: int, stop_ids: Sequence[int], draw: Draw | None = None
+    ) -> Iterator[int]: ...
     def reset(self) -> None: ...
     def step(
         self, tokens: NDArray[np.int32], *, logits: Literal["none", "last", "all"] = "last"
@@ -127,7 +130,7 @@ def _decode(
     stop_ids = frozenset() if gen.ignore_eos else frozenset(session.stop_ids)
     text = np.empty(prompt.size + limit, dtype=np.int32)  # prompt and reply
     text[: prompt.size] = prompt
-    pick_lines = _picks_of_the_model if _is_argmax(session, gen) else _picks_of_the_sampler
+    pick_lines = _picks_of_the_model if _is_picked_by_the_model(session, gen) else _picks_of_the_sampler
     lines = pick_lines(session, gen, text=text, start=prompt.size, logits=logits, seed=seed, stop_ids=stop_ids)
     for position, line in enumerate(lines, prompt.size):
         text[position] = line.token
@@ -142,11 +145,11 @@ def _decode(
             return
 
 
-def _is_argmax(session: SequenceModel, gen: Gen) -> bool:
+def _is_picked_by_the_model(session: SequenceModel, gen: Gen) -> bool:
     """Whether the model can pick the tokens itself: it does so without waiting for the one before to be read here."""
-    sampling = gen.sampling
-    penalties = (sampling.penalty_repeat != 1, sampling.penalty_freq != 0, sampling.penalty_present != 0)
-    return session.picks_greedily and sampling.temperature <= 0 and gen.logprobs is None and not any(penalties)
+    if not session.runs_ahead or gen.logprobs is not None or has_penalties(gen.sampling):
+        return False
+    return gen.sampling.temperature == 0 or gen.sampling.top_k > 0
 
 
 def _picks_of_the_model(
@@ -156,7 +159,11 @@ def _picks_of_the_model(
     """The first token from the prompt's logits, the others as the model picks them."""
     first = _sampled(gen, logits[-1], text=text, position=start, seed=seed)
     yield first
-    for token in session.pick_greedily(first.token, limit=text.size - start - 1, stop_ids=sorted(stop_ids)):
+    how = gen.sampling
+    draw = None
+    if how.temperature > 0:
+        draw = Draw(top_k=how.top_k, top_p=how.top_p, min_p=how.min_p, temperature=how.temperature, seed=seed)
+    for token in session.run_ahead(first.token, limit=text.size - start - 1, stop_ids=sorted(stop_ids), draw=draw):
         yield TokenLine(token)
 
 

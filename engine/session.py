@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from engine.backend.base import Draw
 from engine.errors import BadModel, BadToken, ContextExceeded, Internal, NonFiniteLogits, OutOfMemory
 from engine.gguf import ModelFiles, open_model
 from engine.model.base import Hyper, Tensors
@@ -74,18 +75,19 @@ class Session:
         return result if out_rows else None
 
     @property
-    def picks_greedily(self) -> bool:
-        """Whether the backend can go on by itself: `pick_greedily`."""
-        return hasattr(self._backend, "pick_greedily")
+    def runs_ahead(self) -> bool:
+        """Whether the backend can go on by itself: `run_ahead`."""
+        return hasattr(self._backend, "run_ahead")
 
-    def pick_greedily(self, token: int, *, limit: int, stop_ids: Sequence[int]) -> Iterator[int]:
-        """Append `token`, yield the argmax, append that, and so on: at most `limit` tokens, a stop token being the last.
+    def run_ahead(self, token: int, *, limit: int, stop_ids: Sequence[int], draw: Draw | None = None) -> Iterator[int]:
+        """Append `token`, yield the one drawn (without `draw`: the argmax), append that, and so on: at most `limit` tokens,
+        a stop token being the last.
 
         The backend is ahead of the reader: behind the last token one more may have been read into the sequence, which
         `position` then counts. Raises NonFiniteLogits.
         """
         limit = min(limit, self.max_context - self.position)
-        for picked, cells in self._backend.pick_greedily(token, position=self.position, limit=limit, stop_ids=stop_ids):
+        for picked, cells in self._backend.run_ahead(token, position=self.position, limit=limit, stop_ids=stop_ids, draw=draw):
             self._state.position = cells
             if picked < 0:
                 raise NonFiniteLogits(f"the logits for a position before {cells + 1} are not finite")

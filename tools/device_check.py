@@ -37,9 +37,9 @@ def decode_rates(session: Session, depth: int, *, repeats: int = 3) -> list[floa
         session.reset()
         for first in range(0, len(text) - 1, session.chunk_size):
             session.step(text[first:min(first + session.chunk_size, len(text) - 1)], logits="none")
-        list(session.pick_greedily(int(text[-1]), limit=8, stop_ids=()))
+        list(session.run_ahead(int(text[-1]), limit=8, stop_ids=()))
         started_s = time.perf_counter()
-        picked = list(session.pick_greedily(5, limit=_GENERATED, stop_ids=()))
+        picked = list(session.run_ahead(5, limit=_GENERATED, stop_ids=()))
         rates.append(len(picked) / (time.perf_counter() - started_s))
     return rates
 

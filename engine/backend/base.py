@@ -182,6 +182,17 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """How a backend that picks tokens itself draws them: see engine.sampling."""
+
+    top_k: int  # at least 1
+    top_p: float
+    min_p: float
+    temperature: float  # above 0
+    seed: int
+
+
+@dataclass(frozen=True)
 class StateArray:
     """One piece of a sequence's state.
 

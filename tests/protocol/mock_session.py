@@ -23,7 +23,7 @@ class MockSession:
 
     vocab_size = VOCAB
     window_max = 8
-    picks_greedily = False
+    runs_ahead = False
 
     def __init__(self, *, max_context: int = 4096, chunk_size: int = 16, stop_ids: tuple[int, ...] = STOP_IDS) -> None:
         self.max_context = max_context

@@ -1,14 +1,17 @@
 """One request as a step machine, in process: what is stepped, what comes out, what is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backend.base import Draw
 from engine.errors import BadRequest, BadToken, ContextExceeded, NonFiniteLogits
 from engine.generate import generate
 from engine.protocol import Done, Event, Gen, Progress, Sampling, TokenLine
+from engine.sampling.sampler import pick
 from tests.protocol.mock_session import NAN, MockSession, greedy_reply
 
 SAMPLED = Sampling(temperature=1.0, top_k=0, seed=5)
@@ -103,3 +106,40 @@ def test_logits_that_are_not_finite_end_the_request() -> None:
     with pytest.raises(NonFiniteLogits, match="position 3"):
         _run(session, Gen(max_new=4, tokens=(5, NAN, 6)))
     _run(session, Gen(max_new=0, tokens=(5, NAN, 6)))  # nobody looks at them
+
+
+class _RunningAhead(MockSession):
+    """Picks tokens itself, and is a window ahead of its reader."""
+
+    runs_ahead = True
+
+    def run_ahead(self, token: int, *, limit: int, stop_ids: Sequence[int], draw: Draw | None = None) -> Iterator[int]:
+        self.log.append("ahead")
+        sampling = Sampling() if draw is None else Sampling(
+            temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p, min_p=draw.min_p)
+        for _ in range(limit):
+            logits = self.step(np.array([token], dtype=np.int32))
+            assert logits is not None
+            token = pick(logits[0], sampling, seed=0 if draw is None else draw.seed, position=self.position)
+            yield token
+            if token in stop_ids:
+                return
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [({}, True), ({"temperature": 0.8}, True), ({"temperature": 2.0, "top_k": 64, "top_p": 0.9, "min_p": 0.1}, True),
+     ({"temperature": 0.8, "top_k": 0}, False), ({"temperature": 0.8, "penalty_repeat": 1.2}, False),
+     ({"penalty_freq": 0.5}, False), ({"penalty_freq": 0.5, "penalty_last_n": 0}, True)],
+)
+def test_a_model_that_runs_ahead_gives_the_same_text(settings: dict, ahead: bool) -> None:
+    gen = Gen(max_new=40, tokens=(5, 9, 30), sampling=Sampling(seed=77, **settings))
+    session = _RunningAhead()
+    assert _run(session, gen)[0] == _run(MockSession(), gen)[0]
+    assert ("ahead" in session.log) == ahead
+
+
+def test_log_probabilities_need_the_logits_here() -> None:
+    session = _RunningAhead()
+    _run(session, Gen(max_new=4, tokens=(5, 9), logprobs=2))
+    assert "ahead" not in session.log

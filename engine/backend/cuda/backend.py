@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.backend import base, shapes
+from engine.backend.cuda.ahead import Ahead
 from engine.backend.cuda.blocks import attention, delta_net, experts, hyper, ngram, plain
 from engine.backend.cuda.device import Device
 from engine.backend.cuda.launch import Buffer, Launch
@@ -23,9 +24,7 @@ from engine.errors import BadModel, Internal
 from engine.gguf import Tensor
 
 _MOST = max(WINDOWS)
-_RING = 1024  # picked tokens that the host may be behind
-_MOST_STOPS = 64
-_PICK, _PROMPT = "pick", "prompt"  # graphs beside those of windows
+_PICK, _DRAW, _PROMPT = "pick", "draw", "prompt"  # graphs beside those of windows
 _LEAST_PROMPT = 17  # tokens from which on the prompt's kernels are used
 WINDOW_DTYPE = np.dtype([(name, "<i8") for name in ("rows", "position", "steps", "stopped", "out_first", "out_rows")]
                         + [("tokens", "<i4", (_MOST,))])  # kernels/window.cuh
@@ -226,7 +225,7 @@ class CudaBackend:
             self, self.source(x), self.weight(weight), self.memory.buffer("logits", 4 * _MOST * vocabulary),
             self.memory.buffer("best", 8 * _MOST), scale, soft_cap)
         self.record(self._head)
-        self._stops = self.memory.array("stops", np.full(_MOST_STOPS, -1, np.int32))
+        self._ahead = Ahead(self.memory, self.window, self._head)
         # asked for now, so that whatever memory they want is in the plan
         self._launches = {tokens: [launch for operation in self._operations for launch in operation.window(tokens)]
                           for tokens in WINDOWS}
@@ -262,19 +261,21 @@ class CudaBackend:
         """Allocate, upload, and capture the graphs; every kernel has run once when this returns."""
         if self._ready:
             return
-        self._ring = self.device.pinned((_RING,), np.int32)
+        self._ahead.prepare(self.device)
         self.memory.allocate()
         for rope, buffer in self._ropes.items():
             self.device.upload(buffer.address, rotation_table(rope, range(self.max_context)))
         for tokens in WINDOWS:
             self._graphs[tokens] = self._captured(self.launches(tokens))
-        self._graphs[_PICK] = self._captured([*self.launches(1), self._advance()])
+        for name, draws in ((_PICK, False), (_DRAW, True)):
+            self._graphs[name] = self._captured([*self.launches(1), *self._ahead.launches(draws=draws)])
         if self._prompt is not None:
             self._graphs[_PROMPT] = self._captured(self._prompt, dependent=False)
         self._ready = True
         for tokens in (*WINDOWS, self.max_rows):
             self.run(np.zeros(min(tokens, self.max_context), np.int32), position=0, out_rows=1)
-        list(self.pick_greedily(0, position=0, limit=1, stop_ids=()))
+        for draw in (None, base.Draw(top_k=1, top_p=1.0, min_p=0.0, temperature=1.0, seed=0)):
+            list(self.run_ahead(0, position=0, limit=1, stop_ids=(), draw=draw))
         for entry in self.state:
             entry.array.fill(0)
         for buffer, experts_count in self._usage:
@@ -283,11 +284,6 @@ class CudaBackend:
     def launches(self, tokens: int) -> list[Launch]:
         """All launches of a window of up to `tokens`."""
         return self._launches[tokens]
-
-    def _advance(self) -> Launch:
-        return Launch("rows", (), "advance", (1, 1, 1), 32, 0, {
-            "window": self.window, "best": self._head.best, "ring": self._ring.address, "ring_size": _RING,
-            "stops": self._stops, "n_stops": _MOST_STOPS})
 
     def _captured(self, launches: Sequence[Launch], *, dependent: bool = True) -> object:
         """Launches as one graph; without graphs the launches themselves, one behind the other."""
@@ -342,35 +338,19 @@ class CudaBackend:
         values["tokens"][0, :min(len(tokens), _MOST)] = tokens[:_MOST]
         self.device.upload(self.window.address, values)
 
-    def pick_greedily(self, token: int, *, position: int, limit: int, stop_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The tokens that follow `token` at a position, each the argmax (-1 where a logit was not finite), at most `limit`,
-        the stop token included; and with each the cells that the sequence then has.
+    def run_ahead(self, token: int, *, position: int, limit: int, stop_ids: Sequence[int],
+                  draw: base.Draw | None = None) -> Iterator[tuple[int, int]]:
+        """The tokens that follow `token` at a position, each drawn as `draw` says or without it the argmax (-1 where a logit
+        was not finite), at most `limit`, the stop token included; and with each the cells that the sequence then has.
 
         The next window is under way before the last was read; if the caller stops early, one more token was computed.
         """
         self.prepare()
-        if len(stop_ids) > _MOST_STOPS:
-            raise Internal(f"{len(stop_ids)} stop tokens: at most {_MOST_STOPS}")
-        stops = np.full(_MOST_STOPS, -2, np.int32)
-        stops[:len(stop_ids)] = stop_ids
-        self.device.upload(self._stops.address, stops)
-        self.device.fill_zero(self._head.best.address, 8 * _MOST)
-        ring = self._ring.array
-        ring[:] = -2
+        self._ahead.start(stop_ids, draw)
         self._set_window(np.array([token], np.int32), position, 1)
-        launched = read = 0
-        while read < limit:
-            while launched < min(limit, read + 2):
-                self._launch(self._graphs[_PICK])
-                launched += 1
-            place = read % _RING
-            self.device.wait_for(lambda place=place: ring[place] != -2)
-            picked = int(ring[place])
-            ring[place] = -2
-            read += 1
+        graph = self._graphs[_PICK if draw is None else _DRAW]
+        for picked, launched in self._ahead.picks(lambda: self._launch(graph), limit=limit, stop_ids=stop_ids):
             yield picked, position + launched
-            if picked < 0 or picked in stop_ids:
-                return
 
     def close(self) -> None:
         """Give the memory back."""

@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.backend.base import Draw
 from engine.backend.cuda.backend import CudaBackend
 from engine.errors import BadModel
 from engine.gguf import open_model
+from engine.messages import Sampling
 from engine.model.base import Hyper, Tensors
 from engine.model.registry import architecture
+from engine.sampling.sampler import pick
 from tests.kernels.conftest import open_session
 from tests.kernels.cuda.conftest import THOROUGH
 from tests.kernels.test_architectures import divergence
@@ -66,12 +69,27 @@ def test_picks_of_the_model_are_the_argmax(name, device, tmp_path):
     tokens = [int(backend.run(np.array([7], np.int32), position=0, out_rows=1)[0].argmax())]
     for position in range(1, 8):
         tokens.append(int(backend.run(np.array(tokens[-1:], np.int32), position=position, out_rows=1)[0].argmax()))
-    picked = list(backend.pick_greedily(tokens[0], position=1, limit=7, stop_ids=()))
+    picked = list(backend.run_ahead(tokens[0], position=1, limit=7, stop_ids=()))
     assert [token for token, _ in picked] == tokens[1:]
     stop = tokens[4]
-    short = list(backend.pick_greedily(tokens[0], position=1, limit=7, stop_ids=(stop,)))
+    short = list(backend.run_ahead(tokens[0], position=1, limit=7, stop_ids=(stop,)))
     assert [token for token, _ in short] == tokens[1:tokens.index(stop, 1) + 1]
     assert short[-1][1] <= 1 + len(short) + 1  # one window more at most
+    backend.close()
+    files.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe"])
+def test_draws_of_the_model_are_those_of_the_sampler(name, device, tmp_path):
+    backend, files = described(device, write_tiny(tmp_path / "m.gguf", **MODELS[name])[0])
+    settings = {"top_k": 40, "top_p": 0.95, "min_p": 0.01, "temperature": 1.3}
+    tokens = [7]
+    for position in range(8):
+        row = backend.run(np.array(tokens[-1:], np.int32), position=position, out_rows=1)[0]
+        tokens.append(pick(row, Sampling(**settings), seed=11, position=position + 1))
+    drawn = list(backend.run_ahead(7, position=0, limit=8, stop_ids=(), draw=Draw(**settings, seed=11)))
+    assert [token for token, _ in drawn] == tokens[1:]
+    assert len(set(tokens)) > 4
     backend.close()
     files.close()
 

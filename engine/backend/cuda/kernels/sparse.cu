@@ -2,6 +2,7 @@
 // cells in ascending order. Block b covers cells b * block …; it can be chosen once all its cells are there, and the
 // unfinished last one is always seen. Scores are sums of what relu leaves, so their bits order as integers.
 #include "heads.cuh"
+#include "ranks.cuh"
 #include "window.cuh"
 
 struct IndexArguments {
@@ -117,10 +118,10 @@ KERNEL(select_cells, 512, SelectArguments) {
                 if (shift == 20 || bits >> 10 == prefix) atomic_add(histogram + (bits & (shift == 20 ? 2047u : 1023u)), 1u);
             }
             block_barrier();
-            if (threadIdx.x == 0) {
-                int digit = BINS - 1;
-                while (digit > 0 && greater + histogram[digit] < a.keep) greater += histogram[digit], --digit;
-                found_digit = digit, found_greater = greater;
+            if (threadIdx.x < 32) {
+                i64 more;
+                const int digit = digit_of_nth(histogram, BINS, a.keep - greater, more);
+                if (threadIdx.x == 0) found_digit = digit, found_greater = greater + (u32)more;
             }
             block_barrier();
             greater = found_greater, prefix = (prefix << 10) | found_digit;
