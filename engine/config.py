@@ -31,6 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_workers: int = 0  # threads of the expert pool; 0 = the physical cores of the affinity mask
     eos_ids: tuple[int, ...] | None = None  # in place of the model's own stop ids; () = none
     deterministic: bool = False
+    window_hashes: bool = False  # write a digest of every window's logits to stderr
     log_file: Path | None = None  # takes what would go to stderr
 
 
@@ -95,6 +96,8 @@ def _make_parser() -> _Parser:
                         help="stop ids in place of the model's own; an empty list turns stopping off")
     parser.add_argument("--deterministic", action="store_true",
                         help="the same request gives the same ids, whatever came before it")
+    parser.add_argument("--window-hashes", action="store_true",
+                        help="write a digest of the logits of every window to stderr, to find where two runs part")
     parser.add_argument("--log-file", type=Path, metavar="FILE", help="append to FILE what would go to stderr")
     return parser  # fmt: skip
 

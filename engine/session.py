@@ -4,6 +4,7 @@ Owns the model's files, the backend and the sequence's state. Knows nothing of r
 one thread, but `cancel`.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,13 +35,13 @@ class Session:
     """See the module. `position` counts the tokens read; logits arrays are valid until the next step."""
 
     def __init__(self, files: ModelFiles, backend: Any, *, arch: str, stop_ids: tuple[int, ...], chunk_size: int,
-                 vocab_size: int, deterministic: bool) -> None:
+                 vocab_size: int, deterministic: bool, window_hashes: bool = False) -> None:
         self._files, self._backend = files, backend
         self._state = SequenceState(backend.state)
         self.arch, self.stop_ids, self.chunk_size, self.vocab_size = arch, stop_ids, chunk_size, vocab_size
         self.max_context: int = backend.max_context
         self.window_max = min(WINDOW_MAX, chunk_size)
-        self._deterministic = deterministic
+        self._deterministic, self._window_hashes = deterministic, window_hashes
 
     @property
     def position(self) -> int:
@@ -67,17 +68,21 @@ class Session:
             bad = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
             raise BadToken(f"token id {bad}: expected 0..{self.vocab_size - 1}")
         out_rows = {"none": 0, "last": 1, "all": n}[logits]
+        if self._window_hashes:
+            out_rows = max(out_rows, 1)
         result = self._backend.run(ids, position=self.position, out_rows=out_rows)
         if result is None:
             self.reset()
             raise Internal("the window was cancelled half-way; the sequence is dropped")
+        if self._window_hashes:
+            log.info("window at=%d tokens=%d read=%s logits=%s", self.position, n, _digest(ids), _digest(result[-1]))
         self._state.position += n
-        return result if out_rows else None
+        return result if logits != "none" else None
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the backend can go on by itself: `run_ahead`."""
-        return hasattr(self._backend, "run_ahead")
+        """Whether the backend goes on by itself: `run_ahead`. It does not where every window's logits are asked for."""
+        return hasattr(self._backend, "run_ahead") and not self._window_hashes
 
     def run_ahead(self, token: int, *, limit: int, stop_ids: Sequence[int], draw: Draw | None = None) -> Iterator[int]:
         """Append `token`, yield the one drawn (without `draw`: the argmax), append that, and so on: at most `limit` tokens,
@@ -113,7 +118,8 @@ class Session:
             "pool_workers": self._backend.workers, "kv": self._backend.kv_type, "prefill": self.chunk_size,
             "window_max": self.window_max,
             "weights_mib": sum(tensor.n_bytes for tensor in self._files.tensors.values()) >> 20,
-            "state_mib": self._state.n_bytes >> 20, "deterministic": int(self._deterministic)}
+            "state_mib": self._state.n_bytes >> 20, "plan_mib": self._backend.n_bytes >> 20,
+            "deterministic": int(self._deterministic)}
 
     def usage(self) -> dict[str, int]:
         """Counters since the start. `lookups` are routes to experts; none is a hit, since all experts stay in the file."""
@@ -124,6 +130,11 @@ class Session:
         """End the workers and unmap the files."""
         self._backend.close()
         self._files.close()
+
+
+def _digest(values: np.ndarray) -> str:
+    """Eight bytes of a hash of an array's bytes, in hexadecimal."""
+    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=8).hexdigest()
 
 
 def load_session(source: "ModelSource", config: "EngineConfig") -> Session:
@@ -167,7 +178,7 @@ def _load(files: ModelFiles, config: "EngineConfig", stop_tokens: Sequence[str])
                 raise
             log.warning("computing on the CPU: %s", error)
     return Session(files, backend, arch=hyper.arch, chunk_size=chunk, vocab_size=vocab_size, stop_ids=stop_ids,
-                   deterministic=config.deterministic)
+                   deterministic=config.deterministic, window_hashes=config.window_hashes)
 
 
 def _fitting(described: Callable[[int, int], Any], context: int, chunk: int, usable: Callable[[], int]) -> Any:

@@ -1,10 +1,13 @@
 """What the CUDA backend does on this machine's card: tokens per second, and where the time of a window goes.
 
-    python -m tools.device_check MODEL.gguf [--write qwen3-30b-a3b [--layers N]] [--json FILE] [--depths 0,2048] [--profile]
+    python -m tools.device_check MODEL.gguf [--write qwen3-30b-a3b [--layers N]] [--json FILE] [--depths 0,2048]
+        [--windows] [--profile] [--any-order]
 
---write makes the benchmark's model first (tools/bench_model.py). Rates are medians of three, of tokens that the engine's
-own loop picks. The profile captures all launches of one kind as a graph of its own and times that: what a kernel costs
-behind one of its kind, weights coming from memory. Correctness is tested by tests/kernels/cuda, with a card on it.
+--write makes the benchmark's model first (tools/bench_model.py). Rates are of three runs, of tokens that the engine's own loop
+picks, greedily and drawn. --windows times whole windows of every size. The profile, of a window and of a prompt's chunk,
+captures all launches of one kind as a graph of its own and times that: what a kernel costs behind one of its kind, weights
+coming from memory. --any-order compiles products without the order that the CPU shares, to see what it costs. Correctness is
+tested by tests/kernels/cuda, with a card on it.
 """
 
 import argparse
@@ -19,7 +22,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from engine.backend.base import Draw
+from engine.backend.cuda import toolchain
 from engine.backend.cuda.launch import Launch
+from engine.backend.cuda.products import WINDOWS
 from engine.config import EngineConfig
 from engine.session import Session, load_session
 from tools.bench_check import examine
@@ -27,9 +33,10 @@ from tools.bench_model import SHAPES, write_bench_model
 from tools.machine import machine_facts
 
 _GENERATED = 128
+_DRAW = Draw(top_k=20, top_p=0.95, min_p=0.0, temperature=0.8, seed=1)
 
 
-def decode_rates(session: Session, depth: int, *, repeats: int = 3) -> list[float]:
+def decode_rates(session: Session, depth: int, *, draw: Draw | None = None, repeats: int = 3) -> list[float]:
     """Tokens per second behind a text of `depth` tokens."""
     rng, rates = np.random.default_rng(depth), []
     text = rng.integers(0, session.vocab_size, max(depth, 1)).astype(np.int32)
@@ -37,9 +44,9 @@ def decode_rates(session: Session, depth: int, *, repeats: int = 3) -> list[floa
         session.reset()
         for first in range(0, len(text) - 1, session.chunk_size):
             session.step(text[first:min(first + session.chunk_size, len(text) - 1)], logits="none")
-        list(session.run_ahead(int(text[-1]), limit=8, stop_ids=()))
+        list(session.run_ahead(int(text[-1]), limit=8, stop_ids=(), draw=draw))
         started_s = time.perf_counter()
-        picked = list(session.run_ahead(5, limit=_GENERATED, stop_ids=()))
+        picked = list(session.run_ahead(5, limit=_GENERATED, stop_ids=(), draw=draw))
         rates.append(len(picked) / (time.perf_counter() - started_s))
     return rates
 
@@ -82,10 +89,9 @@ def against_cpu(model: Path, *, tokens: int, compared: int = 64) -> dict:
 
 
 def profile(session: Session, launches: list[Launch]) -> list[dict]:
-    """Of every kind of launch: how many a window has, and microseconds for one, alone and behind its own kind."""
-    backend = session._backend
-    backend.run(np.array([1], np.int32), position=1024, out_rows=1)  # the window block that the kernels read
-    device, kinds = backend.device, defaultdict(list)
+    """Of every kind of launch: how many there are, and microseconds for one, alone and behind its own kind. The window block
+    is as the last run left it."""
+    device, kinds = session._backend.device, defaultdict(list)
     for launch in launches:
         kinds[launch.program, launch.kernel, launch.defines, launch.grid].append(launch)
     rows = []
@@ -124,10 +130,14 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--windows", action="store_true")
+    parser.add_argument("--any-order", action="store_true")
     parser.add_argument("--examine", action="store_true", help="prove first that the model is fit to be timed")
     parser.add_argument("--against-cpu", type=int, metavar="TOKENS", help="only compare both backends on a text so long")
     arguments = parser.parse_args()
     report: dict = {"command": " ".join(["python -m tools.device_check", *sys.argv[1:]]), "machine": machine_facts()}
+    if arguments.any_order:
+        toolchain._OPTIONS = (*toolchain._OPTIONS, "-DANY_ORDER")
     if arguments.against_cpu:
         report["against_cpu"] = against_cpu(arguments.model, tokens=arguments.against_cpu)
         print(report["against_cpu"], flush=True)
@@ -147,21 +157,31 @@ def main() -> None:
     started_s = time.perf_counter()
     config = EngineConfig(model=arguments.model, backend="cuda", max_context=8192, prefill=arguments.prefill)
     session = load_session(SimpleNamespace(model=arguments.model, ple=None, stop_tokens=()), config)
-    report |= {"load_s": round(time.perf_counter() - started_s, 2), "info": session.info(), "decode": {}}
+    report |= {"load_s": round(time.perf_counter() - started_s, 2), "info": session.info(), "decode": {}, "drawn": {}}
     print("loaded", report["load_s"], session.info(), flush=True)
     for depth in map(int, arguments.depths.split(",")):
         report["decode"][depth] = [round(rate, 1) for rate in decode_rates(session, depth)]
-        print("decode at", depth, report["decode"][depth], flush=True)
+        report["drawn"][depth] = [round(rate, 1) for rate in decode_rates(session, depth, draw=_DRAW)]
+        print("decode at", depth, report["decode"][depth], "drawn", report["drawn"][depth], flush=True)
     if arguments.prompt:
         report["prompt"] = {arguments.prompt: [round(rate, 1) for rate in prompt_rates(session, arguments.prompt)]}
         print("prompt", report["prompt"], flush=True)
+    backend, tokens = session._backend, np.zeros(session.chunk_size, np.int32)
+    if arguments.windows:
+        report["windows_us"] = {}
+        for size in WINDOWS:
+            backend.run(tokens[:size], position=1024, out_rows=size)
+            report["windows_us"][size] = round(_median_s(backend.device, backend._graphs[size]) * 1e6, 1)
+        print("windows of 1, 2, 4, 8 tokens", report["windows_us"], "us", flush=True)
     if arguments.profile:
-        report["profile"] = profile(session, session._backend.launches(1))
-        for row in report["profile"]:
-            print(row, flush=True)
-        whole = session._backend._graphs[1]
-        report["window_us"] = round(_median_s(session._backend.device, whole) * 1e6, 1)
-        print("window", report["window_us"], "us", flush=True)
+        backend.run(tokens[:1], position=1024, out_rows=1)
+        report["profile"] = {"window": profile(session, backend.launches(1))}
+        if backend._prompt is not None:
+            backend.run(tokens, position=0, out_rows=1)
+            report["profile"]["prompt"] = profile(session, backend._prompt)
+        for part, rows in report["profile"].items():
+            for row in rows:
+                print(part, row, flush=True)
     _write(arguments.json, report)
     session.close()
 

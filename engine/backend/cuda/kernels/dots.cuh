@@ -74,6 +74,18 @@ template <class F> struct Terms {
         return out;
     }
 
+#ifdef ANY_ORDER  // only to measure what the order costs: every lane adds up its own terms, at the end the lanes meet
+    DEVICE float sum_in_order(float total, const Terms& mine, int chunks) {
+        if (lane_id() < chunks && (F::STEP != 256 || lane_id() % 4 == 0))
+#pragma unroll
+            for (int s = 0; s < N; ++s) total = add(total, mine.t[s]);
+        return total;
+    }
+    DEVICE float whole(float total) { return warp_sum(total); }
+#else
+    // the sum of a row, from what sum_in_order has made
+    DEVICE float whole(float total) { return total; }
+
     // total + the terms of `chunks` neighbouring chunks (one a lane, from lane 0), in order
     DEVICE float sum_in_order(float total, const Terms& mine, int chunks) {
         if (F::STEP == 256) {
@@ -93,4 +105,5 @@ template <class F> struct Terms {
         }
         return total;
     }
+#endif
 };

@@ -69,6 +69,7 @@ KERNEL(gate_up, 256, GateUpArguments) {
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
+        g[r] = Terms<F>::whole(g[r]), u[r] = Terms<F>::whole(u[r]);
         if (lane != r || row + r >= STRIDE) continue;
         if (row + r < INNER && a.gate_bias != nullptr) {
             g[r] = add(g[r], a.gate_bias[expert * INNER + row + r]);

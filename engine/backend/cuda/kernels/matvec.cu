@@ -127,7 +127,7 @@ DEVICE void products_of_rows(const MatvecArguments& a) {
 #pragma unroll
             for (int t = 0; t < TOKENS; ++t) {
                 if (t >= n || place.first + r >= place.rows) continue;
-                float y = total[r][t];
+                float y = Terms<F>::whole(total[r][t]);
                 if (place.bias != nullptr) y = add(y, place.bias[place.first + r]);
                 float* target = place.out + t * place.rows + place.first + r;
                 if (a.best != nullptr) {
