@@ -85,7 +85,7 @@ def test_every_kernel_is_used(folder):
 
 def test_a_program_that_does_not_compile_says_why():
     with pytest.raises(Internal, match=r"(?s)matvec.cu .*no_such_format.* for sm_90: .*error.*no_such_format"):
-        compile_cubin("matvec", (("FORMAT", "no_such_format"),), "sm_90")
+        compile_cubin("matvec", (("FORMATS", "1"), ("FORMAT0", "no_such_format")), "sm_90")
 
 
 def test_a_result_is_kept_by_options_and_architecture(tmp_path, monkeypatch):

@@ -66,18 +66,43 @@ template <int BLOCKS> struct Row {
             *(Word4*)(r.v[i] + 4) = *(const Word4*)(x + at + 4);
         }
     }
-    // times 1 / sqrt(mean of squares + eps) and a weight
-    DEVICE void norm(Row& r, const Row& weight, int columns, float eps, float* room) {
-        float squares = 0.0f;
+    // times 1 / sqrt(mean of squares + eps) and a weight; each of PIECES equal parts (whole eights) for itself. `room` holds a
+    // float for every part of every warp; `factors` [PIECES], if it is there, gets those of the norms
+    template <int PIECES = 1> DEVICE void norm(Row& r, const Row& weight, int columns, float eps, float* room, float* factors = nullptr) {
+        const int part = columns / PIECES, warp = threadIdx.x / 32;
+        float squares[PIECES], factor[PIECES];
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) squares[p] = 0.0f;
 #pragma unroll
         for (int i = 0; i < BLOCKS; ++i)
 #pragma unroll
-            for (int k = 0; k < 8; ++k) squares = add(squares, mul(r.v[i][k], r.v[i][k]));
-        const float factor = divide(1.0f, sqrtf(add(divide(block_sum(squares, room), (float)columns), eps)));
+            for (int p = 0; p < PIECES; ++p)
+                if (PIECES == 1 || first(i) / part == p)
 #pragma unroll
-        for (int i = 0; i < BLOCKS; ++i)
+                    for (int k = 0; k < 8; ++k) squares[p] = add(squares[p], mul(r.v[i][k], r.v[i][k]));
 #pragma unroll
-            for (int k = 0; k < 8; ++k) r.v[i][k] = mul(mul(r.v[i][k], factor), weight.v[i][k]);
+        for (int p = 0; p < PIECES; ++p) squares[p] = warp_sum(squares[p]);
+        block_barrier();
+        if (lane_id() == 0)
+#pragma unroll
+            for (int p = 0; p < PIECES; ++p) room[8 * p + warp] = squares[p];
+        block_barrier();
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+            float total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 8; ++w) total = add(total, room[8 * p + w]);
+            factor[p] = divide(1.0f, sqrtf(add(divide(total, (float)part), eps)));
+            if (factors != nullptr && threadIdx.x == 0) factors[p] = factor[p];
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i) {
+            float mine = factor[0];
+#pragma unroll
+            for (int p = 1; p < PIECES; ++p) mine = first(i) / part == p ? factor[p] : mine;
+#pragma unroll
+            for (int k = 0; k < 8; ++k) r.v[i][k] = mul(mul(r.v[i][k], mine), weight.v[i][k]);
+        }
     }
     DEVICE void store(const Row& r, float* out, int columns) {
 #pragma unroll
