@@ -20,6 +20,7 @@ from tools.make_tiny_gguf import write_tiny
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: kernels cannot be compiled")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+PROMPT_ONLY = {"flash": {"low_rank", "mix_streams"}}  # for prompts of qwen4exp, whose other blocks have no form for them yet
 EVERYWHERE = ("Q8_0", "Q4_K")  # of the other formats each is compiled for one architecture, when there is time
 
 
@@ -44,7 +45,7 @@ def ends(programs: Iterable[Program]) -> list[Program]:
 def programs(arch: str, folder: Path) -> dict[Program, set[str]]:
     """What models of all formats and architectures load on such a card, and which kernels of it."""
     paths = [write_hollow_mixture(folder / f"{name}.gguf", name) for name in formats_for(arch)]
-    names = MODELS if THOROUGH else ("qwen4exp", "llama")
+    names = MODELS if THOROUGH else ("qwen4exp", "llama", "olmoe")
     paths += [write_tiny(folder / f"{name}.gguf", **MODELS[name])[0] for name in names]
     found: dict[Program, set[str]] = {}
     for path in paths:
@@ -80,7 +81,8 @@ def test_every_kernel_is_used(folder):
     used: dict[str, set[str]] = {}
     for (name, _), kernels in programs("sm_90", folder).items():
         used.setdefault(name, set()).update(kernels)
-    assert used == {path.stem: set(kernel_fields(path.stem)) for path in KERNELS.glob("*.cu")}
+    unused = {path.stem: set(kernel_fields(path.stem)) - used.get(path.stem, set()) for path in KERNELS.glob("*.cu")}
+    assert {name: kernels for name, kernels in unused.items() if kernels} == PROMPT_ONLY
 
 
 def test_a_program_that_does_not_compile_says_why():

@@ -3,41 +3,52 @@
 from dataclasses import dataclass
 
 from engine.backend import base
-from engine.backend.cuda.blocks.plain import norm_launch
 from engine.backend.cuda.launch import Buffer, Launch
+from engine.backend.cuda.layouts import LAYOUTS, chunks_of, held
+from engine.backend.cuda.memory import Weight
 from engine.backend.cuda.products import Product, Source, products
 from engine.backend.cuda.rows import Rows
+from engine.errors import BadModel
+
+_WARPS = 8  # of a block in kernels/mix.cu: columns that it makes
 
 
 @dataclass
 class HyperRead:
-    """See `base.HyperConnection`."""
+    """See `base.HyperConnection`. Two launches: the products of the normed streams, and what mixes the streams by them."""
 
     b: object
     spec: base.HyperConnection
     streams: Buffer
     width: int  # of all streams
     norm: Buffer
-    normed: Buffer
+    factors: Buffer  # f32 [T, streams]: of the norms
     down: Product
     inject: Product | None
-    up: Product
+    up: Weight
     out: Buffer
 
     def window(self, tokens: int) -> list[Launch]:
         """Launches for windows of up to `tokens`."""
         b, n, wide = self.b, self.spec.streams, self.width
-        rank, columns = self.down.weight.rows, self.width // n
+        source = Source(self.streams, wide, wide, self.norm, self.spec.eps, parts=n, factors=self.factors)
         first = [product for product in (self.down, self.inject) if product is not None]
-        return [
-            norm_launch(b.window, self.streams, wide, self.norm, self.spec.eps, self.normed, tokens, parts=n),
-            *products(b.window, Source(self.normed, wide, wide), first, tokens, multiprocessors=b.multiprocessors),
-            Launch("flash", (), "low_rank", (-(-rank // 128), tokens, 1), 128, 0, {
-                "window": b.window, "x": self.down.out, "columns": rank, "streams": n}),
-            *products(b.window, Source(self.down.out, rank, rank), [self.up], tokens, multiprocessors=b.multiprocessors),
-            Launch("flash", (), "mix_streams", (-(-columns // 256), tokens, 1), 256, 0, {
-                "window": b.window, "gate": self.up.out, "normed": self.normed,
-                "inject": self.inject.out if self.inject else None, "columns": columns, "streams": n, "out": self.out})]
+        return [*products(b.window, source, first, tokens, multiprocessors=b.multiprocessors), self._mix(tokens)]
+
+    def _mix(self, tokens: int) -> Launch:
+        rank, n, columns = self.up.columns, self.spec.streams, self.width // self.spec.streams
+        if self.up.is_float:
+            shared_bytes = 4 * tokens * rank
+        else:
+            layout = LAYOUTS[self.up.format]
+            terms = int(chunks_of(rank) * layout.terms_a_chunk)  # of a row
+            shared_bytes = tokens * (layout.rounded_bytes(rank) + 4 * _WARPS * n * terms)
+        sizes = {"RANK": rank, "COLUMNS": columns, "STREAMS": n, "TOKENS": tokens, "HELD": held(rank)}
+        return Launch(
+            "mix", (("FORMAT", self.up.format), *((name, str(size)) for name, size in sizes.items())), "mix",
+            (-(-columns // _WARPS), 1, 1), 32 * _WARPS, shared_bytes, {
+                "window": self.b.window, "low": self.down.out, "weights": self.up.buffer, "x": self.streams, "norm": self.norm,
+                "factors": self.factors, "inject": self.inject.out if self.inject else None, "out": self.out})
 
 
 @dataclass
@@ -60,14 +71,15 @@ class HyperWrite:
 
 def read(b, streams: Rows, spec: base.HyperConnection, w: base.Weights) -> tuple[Rows, Rows | None]:
     """streams f32 [T, streams * D] -> (the block's input f32 [T, D], write weights f32 [T, streams] or None)."""
-    wide, rank = streams.width, w["down"].shape[0]
-    out = b.new_rows("hyper_mixed", wide // spec.streams)
-    inject = b.new_rows("hyper_inject", spec.streams) if "inject" in w else None
+    wide, n = streams.width, spec.streams
+    if wide % (8 * n):
+        raise BadModel(f"{w['norm'].name}: {n} streams of {wide // n} values, CUDA has multiples of 8")
+    out = b.new_rows("hyper_mixed", wide // n)
+    inject = b.new_rows("hyper_inject", n) if "inject" in w else None
     b.record(HyperRead(
-        b, spec, streams.buffer, wide, b.memory.vector(w["norm"]), b.scratch_rows("hyper_normed", wide),
-        Product(b.weight(w["down"]), b.scratch_rows("hyper_low", rank)),
-        Product(b.weight(w["inject"]), inject.buffer) if inject else None,
-        Product(b.weight(w["up"]), b.scratch_rows("hyper_gate", wide)), out.buffer))
+        b, spec, streams.buffer, wide, b.memory.vector(w["norm"]), b.scratch_rows("hyper_factors", n),
+        Product(b.weight(w["down"]), b.scratch_rows("hyper_low", w["down"].shape[0])),
+        Product(b.weight(w["inject"]), inject.buffer) if inject else None, b.weight(w["up"]), out.buffer))
     return out, inject
 
 
